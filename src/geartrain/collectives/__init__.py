@@ -1,0 +1,1 @@
+"""Choice, order and coding of collectives; the transport is torch.distributed's."""

@@ -1,0 +1,4 @@
+"""Executes a plan, step by step.
+
+Import the modules directly: ``parallel.worker_spec`` is torch-free, the others are not.
+"""

@@ -1,0 +1,66 @@
+"""What a launcher tells a worker: one JSON file a rank. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from geartrain.errors import ConfigError
+
+WORKER_SPEC_VARIABLE = "GEARTRAIN_WORKER_SPEC"
+"""Environment variable with the path of the worker's spec file."""
+
+STOP_SIGNAL_NAME = "SIGUSR1"
+"""Sent to every worker to ask for a stop at the next step boundary."""
+
+STOPPED_EXIT_CODE = 75
+"""Exit status of a worker that saved its state and stopped when asked to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker's place in the run."""
+
+    rank: int
+    world_size: int
+    fleet_path: str
+    """A ``Fleet`` document; rank i works its device i."""
+    run_dir: str
+    store_host: str = "127.0.0.1"
+    store_port: int = 0
+    """Port of the rendezvous store, served by the launcher's own process."""
+    mode: Literal["train", "plan"] = "train"
+    """plan: measure and plan, write ``plan.json`` and ``model.json``, and end."""
+    plan_path: str | None = None
+    """A pinned plan: it is carried out as it stands and never corrected."""
+    deterministic: bool = False
+    timeout_s: float = 300.0
+    """Deadline of every wait for peers outside a step."""
+    replan_threshold: float = 0.15
+    """Change of a device's rate that triggers a re-plan."""
+    tail_fraction: float = 0.0
+    """Part of the global batch left to whoever is free at the end of a step."""
+    torch_threads: int | None = 1
+    """Intra-op threads; None keeps torch's default."""
+    schema_version: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            msg = f"rank={self.rank} must lie in 0..{self.world_size - 1}"
+            raise ConfigError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailure:
+    """How a worker's script failed, in ``failure-RANK.json`` of the run directory."""
+
+    rank: int
+    device_id: str
+    at_s: float
+    error: str
+    """``Type: message``."""
+    traceback: str
+    secondary: bool
+    """True where it only lost its peers: another rank's failure is the cause."""
+    out_of_memory: bool = False
+    schema_version: int = 1

@@ -1,0 +1,125 @@
+"""The user's model as the planner sees it: measured curves, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from geartrain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """Peak tensor bytes of a training step: fixed + per sample of a micro-batch."""
+
+    fixed_bytes: int
+    bytes_per_sample: float
+    limit_bytes: int
+
+    def bytes_for(self, micro_batch_size: int) -> int:
+        """Predicted peak bytes with this micro-batch size."""
+        return round(self.fixed_bytes + self.bytes_per_sample * micro_batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeCurve:
+    """Forward + backward time of one device over the micro-batch size.
+
+    Through the measured points runs a piecewise linear curve; beyond the last one
+    the fit alpha + beta * b continues it. Sizes above ``max_micro_batch_size`` do
+    not fit in the device's memory.
+    """
+
+    device_id: str
+    micro_batch_sizes: tuple[int, ...]
+    """Measured sizes, rising, shape (num_points,)."""
+    seconds: tuple[float, ...]
+    """Time of one micro-batch of that size, shape (num_points,)."""
+    max_micro_batch_size: int
+    alpha_s: float = 0.0
+    """Fixed time of one micro-batch (least squares over the points)."""
+    beta_s: float = 0.0
+    """Time a sample adds."""
+    spread_fraction: float = 0.0
+    """Largest (max - min) / median over the repeats of a point."""
+    memory: MemoryCurve | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.micro_batch_sizes) != len(self.seconds) or not self.seconds:
+            msg = (
+                f"{self.device_id}: {len(self.micro_batch_sizes)} micro-batch sizes and "
+                f"{len(self.seconds)} times; expected as many of each, at least one"
+            )
+            raise ConfigError(msg)
+        rising = all(
+            a < b
+            for a, b in zip(
+                (0, *self.micro_batch_sizes), self.micro_batch_sizes, strict=False
+            )
+        )
+        if not rising:
+            msg = f"{self.device_id}: sizes {self.micro_batch_sizes} must rise from >= 1"
+            raise ConfigError(msg)
+        if min(self.seconds) <= 0:
+            msg = f"{self.device_id}: times {self.seconds} must be > 0; profile again"
+            raise ConfigError(msg)
+        if self.max_micro_batch_size < 1:
+            msg = (
+                f"{self.device_id}: max_micro_batch_size={self.max_micro_batch_size}; "
+                "not even one sample fits in its memory"
+            )
+            raise ConfigError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeProfile:
+    """What one gradient exchange costs, measured with the user's gradient bytes."""
+
+    num_bytes: int
+    all_devices_s: float
+    """One exchange among all devices."""
+    device_ids: tuple[str, ...] = ()
+    with_device_s: tuple[float, ...] = ()
+    """An exchange between rank 0's device and this one, same order as device_ids.
+
+    The slowest member gates an exchange, so a set costs its largest entry, scaled
+    such that the set of all devices costs ``all_devices_s``.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """The measured model on a fleet."""
+
+    name: str
+    num_parameters: int
+    gradient_bytes: int
+    curves: tuple[ComputeCurve, ...]
+    """One a device, in rank order."""
+    exchange: ExchangeProfile
+    optimizer_s: tuple[float, ...] = ()
+    """Time of an optimizer step, a device each; empty where not measured."""
+    schema_version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is asked of a plan."""
+
+    global_batch_size: int
+    uniform_micro_batches: bool = False
+    """All devices run the same number of micro-batches (synchronized BatchNorm)."""
+    tail_samples: int = 0
+    """Samples at the end of each global batch left to whoever is free."""
+    required_device_ids: tuple[str, ...] = ()
+    """Devices that may not be left out (rank 0's always is)."""
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size < 1:
+            msg = f"global_batch_size={self.global_batch_size} must be >= 1"
+            raise ConfigError(msg)
+        if not 0 <= self.tail_samples <= self.global_batch_size:
+            msg = (
+                f"tail_samples={self.tail_samples} must lie in 0.."
+                f"{self.global_batch_size}, the global batch size"
+            )
+            raise ConfigError(msg)

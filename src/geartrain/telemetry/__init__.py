@@ -1,0 +1,22 @@
+"""What is written down about a run: one StepRecord per device per step."""
+
+from geartrain.telemetry.documents import (
+    decode_document,
+    encode_document,
+    read_document,
+    write_document,
+)
+from geartrain.telemetry.records import RunEvent, RunManifest, StepRecord
+from geartrain.telemetry.run_log import RunLogReader, RunLogWriter
+
+__all__ = [
+    "RunEvent",
+    "RunLogReader",
+    "RunLogWriter",
+    "RunManifest",
+    "StepRecord",
+    "decode_document",
+    "encode_document",
+    "read_document",
+    "write_document",
+]

@@ -1,0 +1,92 @@
+"""The run log: ``run.jsonl`` (StepRecords) and ``events.jsonl`` (RunEvents)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+
+from geartrain.errors import ConfigError
+from geartrain.telemetry.records import RunEvent, StepRecord
+
+STEPS_NAME = "run.jsonl"
+EVENTS_NAME = "events.jsonl"
+
+T = TypeVar("T", StepRecord, RunEvent)
+
+
+class RunLogWriter:
+    """Appends records to a run directory, a line each, whole lines only."""
+
+    def __init__(self, run_dir: Path) -> None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self._steps = (run_dir / STEPS_NAME).open("ab", buffering=0)
+            self._events = (run_dir / EVENTS_NAME).open("ab", buffering=0)
+        except OSError as error:
+            msg = f"cannot write a run log in {run_dir}: {error.strerror}"
+            raise ConfigError(msg) from error
+
+    def add_steps(self, records: list[StepRecord]) -> None:
+        """Append the records of one step, all devices, in one write."""
+        self._steps.write(b"".join(msgspec.json.encode(r) + b"\n" for r in records))
+
+    def add_event(self, event: RunEvent) -> None:
+        """Append an event."""
+        self._events.write(msgspec.json.encode(event) + b"\n")
+
+    def close(self) -> None:
+        """Close the files; further writes fail."""
+        self._steps.close()
+        self._events.close()
+
+
+class RunLogReader:
+    """Follows a run log while it grows; a half-written line waits for its end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._steps = _Tail(run_dir / STEPS_NAME)
+        self._events = _Tail(run_dir / EVENTS_NAME)
+
+    def new_steps(self) -> list[StepRecord]:
+        """Records written since the last call."""
+        return [_decode(line, StepRecord) for line in self._steps.new_lines()]
+
+    def new_events(self) -> list[RunEvent]:
+        """Events written since the last call."""
+        return [_decode(line, RunEvent) for line in self._events.new_lines()]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._steps.close()
+        self._events.close()
+
+
+class _Tail:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stream: IO[bytes] | None = None
+        self._rest = b""
+
+    def new_lines(self) -> list[bytes]:
+        if self._stream is None:
+            if not self._path.exists():
+                return []
+            self._stream = self._path.open("rb")
+        *lines, self._rest = (self._rest + self._stream.read()).split(b"\n")
+        return lines
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def _decode(line: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError as error:
+        shown = line[:80].decode(errors="replace")
+        msg = f"run log holds {shown!r}, which is not a {kind.__name__}: {error}"
+        raise ConfigError(msg) from error
