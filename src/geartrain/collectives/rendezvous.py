@@ -1,0 +1,90 @@
+"""Small facts among ranks through a torch Store: JSON, deadlines, no pickle."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from geartrain.errors import CommunicationError
+from geartrain.telemetry import decode_document, encode_document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
+
+_FIND_MISSING_S = 2.0
+
+
+@dataclass(slots=True)
+class Rendezvous:
+    """Exchanges documents among all ranks.
+
+    Args:
+        store: Shared by all ranks; None for a single one.
+        rank: This process.
+        world_size: All processes.
+        timeout_s: Deadline of each wait.
+        member_ids: What to call the ranks in an error.
+    """
+
+    store: Store | None
+    rank: int
+    world_size: int
+    timeout_s: float
+    member_ids: Sequence[str]
+    _round: int = 0
+
+    def gather(self, topic: str, document: T, kind: type[T]) -> list[T]:
+        """Collect one document from each rank, in rank order.
+
+        All ranks must call it in the same order.
+
+        Raises:
+            CommunicationError: If a rank does not answer in time; names it.
+        """
+        if self.store is None:
+            return [document]
+        self._round += 1
+        keys = [f"gather/{self._round}/{topic}/{r}" for r in range(self.world_size)]
+        self.store.set(keys[self.rank], encode_document(document).decode())
+        deadline_at_s = time.monotonic() + self.timeout_s
+        return [
+            decode_document(self._get(keys[r], r, topic, deadline_at_s), kind, f"rank {r}")
+            for r in range(self.world_size)
+        ]
+
+    def find_missing(self, topic: str) -> list[str]:
+        """After a failed exchange: who does not say that it failed for them too."""
+        if self.store is None:
+            return []
+        keys = [f"missing/{topic}/{r}" for r in range(self.world_size)]
+        try:
+            self.store.set(keys[self.rank], "1")
+            deadline_at_s = time.monotonic() + _FIND_MISSING_S
+            while time.monotonic() < deadline_at_s and not self.store.check(keys):
+                time.sleep(0.05)
+            return [
+                self.member_ids[r]
+                for r, key in enumerate(keys)
+                if not self.store.check([key])
+            ]
+        except (RuntimeError, ConnectionError):
+            return []  # the store is gone as well: its owner was the one lost
+
+    def _get(self, key: str, rank: int, topic: str, deadline_at_s: float) -> bytes:
+        assert self.store is not None
+        try:
+            left_s = max(deadline_at_s - time.monotonic(), 0.001)
+            self.store.wait([key], timedelta(seconds=left_s))
+            return bytes(self.store.get(key))
+        except (RuntimeError, ConnectionError) as error:
+            msg = (
+                f"waited {self.timeout_s:g} s for the {topic} of {self.member_ids[rank]} "
+                f"(rank {rank}), which did not come; look at that worker's log"
+            )
+            raise CommunicationError(msg) from error

@@ -1,0 +1,108 @@
+"""What a loss function returned, as sums and counts.
+
+A mean cannot be combined over uneven parts (a mean of means is wrong); sums and
+counts can: gradient = sum of per-sample gradients over the global batch / its count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from geartrain.errors import ConfigError
+
+Count = float | int | torch.Tensor
+LossOutput = (
+    torch.Tensor | tuple[torch.Tensor, Count] | Mapping[str, tuple[torch.Tensor, Count]]
+)
+LossFunction = Callable[[Any, Any], LossOutput]  # Any: the user's output and batch
+CountFunction = Callable[[Any], Count | Mapping[str, Count]]  # Any: the user's batch
+
+SINGLE_TERM = "loss"
+
+_HINT = (
+    "return an unreduced tensor (reduction='none'), a pair (loss_sum, count), or a "
+    "mapping of such pairs; a mean is accepted only together with setup(count_fn=...)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerm:
+    """One term of the loss over one micro-batch."""
+
+    loss_sum: torch.Tensor
+    """0-dim, with its graph."""
+    count: torch.Tensor
+    """0-dim float64: samples or unmasked tokens that the sum is over."""
+
+
+def read_loss(
+    output: object, counts: Count | Mapping[str, Count] | None
+) -> dict[str, LossTerm]:
+    """Bring a loss function's output into sums and counts.
+
+    Args:
+        output: What the user's ``loss_fn`` returned: a ``LossOutput``.
+        counts: What ``count_fn`` said about the micro-batch; None without one.
+
+    Returns:
+        Terms by name; a single unnamed one is called ``loss``.
+
+    Raises:
+        ConfigError: If no sum and count can be read from it.
+    """
+    if isinstance(output, torch.Tensor):
+        return {SINGLE_TERM: _read_tensor(output, counts)}
+    if isinstance(output, tuple):
+        return {SINGLE_TERM: _read_pair(SINGLE_TERM, output)}
+    if isinstance(output, Mapping) and len(output) > 0:
+        return {str(name): _read_pair(str(name), pair) for name, pair in output.items()}
+    msg = f"loss_fn returned {type(output).__name__}; {_HINT}"
+    raise ConfigError(msg)
+
+
+def read_counts(counts: Count | Mapping[str, Count]) -> dict[str, float]:
+    """Bring what ``count_fn`` returned into numbers by term."""
+    if isinstance(counts, Mapping):
+        return {str(name): float(count) for name, count in counts.items()}
+    return {SINGLE_TERM: float(counts)}
+
+
+def _read_tensor(
+    output: torch.Tensor, counts: Count | Mapping[str, Count] | None
+) -> LossTerm:
+    if output.dim() > 0:
+        return LossTerm(loss_sum=output.sum(), count=_as_count(output.numel()))
+    if counts is None:
+        msg = f"loss_fn returned a scalar, so its weight is unknown; {_HINT}"
+        raise ConfigError(msg)
+    if isinstance(counts, Mapping):
+        msg = "loss_fn returned one mean but count_fn named counts; return one count"
+        raise ConfigError(msg)
+    count = _as_count(counts)
+    return LossTerm(loss_sum=output * count.to(output.device, output.dtype), count=count)
+
+
+def _read_pair(name: str, pair: object) -> LossTerm:
+    match pair:
+        case (torch.Tensor() as loss_sum, float() | int() | torch.Tensor() as count):
+            pass
+        case _:
+            msg = f"loss term {name!r} is {type(pair).__name__}; {_HINT}"
+            raise ConfigError(msg)
+    if loss_sum.dim() > 0:
+        msg = (
+            f"loss term {name!r} has a sum of shape {tuple(loss_sum.shape)}; expected a "
+            "scalar sum in (loss_sum, count): call .sum() on it"
+        )
+        raise ConfigError(msg)
+    return LossTerm(loss_sum=loss_sum, count=_as_count(count))
+
+
+def _as_count(count: Count) -> torch.Tensor:
+    if isinstance(count, torch.Tensor):
+        return count.detach().to(torch.float64)
+    return torch.tensor(float(count), dtype=torch.float64)

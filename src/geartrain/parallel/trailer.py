@@ -1,0 +1,118 @@
+"""The trailer: the small float64 vector that follows the gradients of a step.
+
+One sum over all ranks carries what everybody must know before the update: loss sums
+and counts, which parameters got a gradient, who asks to stop, and each rank's own
+figures in a slot of its own (the others add zeros, so a sum is a gather).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+SLOT_FIELDS = (
+    "compute_s",
+    "previous_wait_s",
+    "data_s",
+    "peak_memory_bytes",
+    "num_samples",
+    "probe_s",
+    "plan_code",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """One rank's figures of a step."""
+
+    compute_s: float = 0.0
+    """Forward and backward of this step, and the optimizer of the one before."""
+    previous_wait_s: float = 0.0
+    """How long the exchange of the step before took here, waiting included."""
+    data_s: float = 0.0
+    peak_memory_bytes: float = 0.0
+    num_samples: float = 0.0
+    probe_s: float = 0.0
+    """Left-out devices now and then: time of one micro-batch."""
+    plan_code: float = 0.0
+    """crc32 of the plan's fingerprint: all ranks must carry out the same plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trailer:
+    """What all ranks know after a step's exchange."""
+
+    loss_sums: dict[str, float]
+    counts: dict[str, float]
+    touched: list[bool]
+    stop_requested: bool
+    ranks: list[RankFigures]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrailerLayout:
+    """Where things lie in the vector."""
+
+    term_names: tuple[str, ...]
+    num_parameters: int
+    world_size: int
+
+    @property
+    def length(self) -> int:
+        """Elements of the vector."""
+        terms = 2 * len(self.term_names)
+        return 1 + terms + self.world_size * len(SLOT_FIELDS) + self.num_parameters
+
+    def pack(
+        self,
+        rank: int,
+        figures: RankFigures,
+        sums_counts: torch.Tensor,
+        touched: list[bool],
+        *,
+        stop: bool,
+    ) -> torch.Tensor:
+        """Lay out one rank's contribution.
+
+        Args:
+            rank: Whose.
+            figures: Its figures.
+            sums_counts: Loss sums, then counts, of the terms, float64, shape (2 * terms,).
+            touched: Parameters with a gradient, shape (num_parameters,).
+            stop: Whether this rank asks to stop.
+
+        Returns:
+            float64 on the CPU, shape (length,).
+        """
+        vector = torch.zeros(self.length, dtype=torch.float64)
+        vector[0] = float(stop)
+        terms = 2 * len(self.term_names)
+        vector[1 : 1 + terms] = sums_counts
+        slot = 1 + terms + rank * len(SLOT_FIELDS)
+        values = [getattr(figures, name) for name in SLOT_FIELDS]
+        vector[slot : slot + len(SLOT_FIELDS)] = torch.tensor(values, dtype=torch.float64)
+        vector[self.length - self.num_parameters :] = torch.tensor(
+            touched, dtype=torch.float64
+        )
+        return vector
+
+    def unpack(self, vector: torch.Tensor) -> Trailer:
+        """Read the sum over all ranks."""
+        values = vector.tolist()
+        num_terms = len(self.term_names)
+        sums = values[1 : 1 + num_terms]
+        counts = values[1 + num_terms : 1 + 2 * num_terms]
+        start = 1 + 2 * num_terms
+        width = len(SLOT_FIELDS)
+        slots = [
+            values[start + r * width : start + (r + 1) * width]
+            for r in range(self.world_size)
+        ]
+        return Trailer(
+            loss_sums=dict(zip(self.term_names, sums, strict=True)),
+            counts=dict(zip(self.term_names, counts, strict=True)),
+            touched=[v > 0 for v in values[self.length - self.num_parameters :]],
+            stop_requested=values[0] > 0,
+            ranks=[RankFigures(**dict(zip(SLOT_FIELDS, s, strict=True))) for s in slots],
+        )
