@@ -41,6 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, help="a file, or a folder of .py files")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--stop-at", type=int, help="end earlier, at this step")
     parser.add_argument("--global-batch-size", type=int, default=128)
     parser.add_argument("--dim", type=int, default=128, help="a multiple of 32")
     parser.add_argument("--layers", type=int, default=4)
@@ -200,13 +201,14 @@ def main() -> None:
     if args.resume:
         session.load(args.resume)
 
+    last_step = min(args.steps, args.stop_at or args.steps)
     # begin loop
-    while session.step_index < args.steps:
+    while session.step_index < last_step:
         for batch in loader:
             loss = session.step(batch)
             if session.step_index % 10 == 0:
                 session.print(f"step {session.step_index}: loss {loss:.4f}")
-            if session.step_index >= args.steps:
+            if session.step_index >= last_step:
                 break
     # end loop
 
