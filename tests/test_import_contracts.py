@@ -52,7 +52,7 @@ def test_guard_really_refuses_torch() -> None:
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)
-def test_module_loads_where_torch_cannot_be_imported(module: str):
+def test_module_loads_where_torch_cannot_be_imported(module: str) -> None:
     result = run_without_torch(f"import {module}")
 
     assert result.returncode == 0, result.stderr
