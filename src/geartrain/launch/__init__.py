@@ -1,0 +1,19 @@
+"""Starts a worker a device, watches them, and ends them together. Torch-free."""
+
+from geartrain.launch.launcher import launch
+from geartrain.launch.run_directory import create_run_directory
+from geartrain.launch.settings import (
+    LaunchObserver,
+    LaunchResult,
+    LaunchSettings,
+    SilentObserver,
+)
+
+__all__ = [
+    "LaunchObserver",
+    "LaunchResult",
+    "LaunchSettings",
+    "SilentObserver",
+    "create_run_directory",
+    "launch",
+]

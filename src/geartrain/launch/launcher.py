@@ -1,0 +1,231 @@
+"""Runs a script on a fleet: starts the workers, watches them, ends them together."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+from geartrain.errors import DeviceError
+from geartrain.launch.emulated_devices import EmulatedDevices
+from geartrain.launch.processes import StoreProcess
+from geartrain.launch.run_directory import (
+    CHECKPOINT_NAME,
+    order_fleet,
+    write_run_files,
+    write_worker_spec,
+)
+from geartrain.launch.script_failure import is_deliberate, message_of
+from geartrain.launch.settings import LaunchObserver, LaunchResult, LaunchSettings
+from geartrain.launch.stop_requests import StopRequests
+from geartrain.launch.supervision import (
+    INTERRUPTED_EXIT_CODE,
+    Situation,
+    Verdict,
+    WorkerState,
+    decide,
+)
+from geartrain.launch.workers import WorkerGroup, tail_of_log
+
+_TICK_S = 0.05
+
+
+def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
+    """Run a script on a fleet, a worker process a device, until all have ended.
+
+    Call it from the main thread, so that Ctrl-C stops the run in order: the workers
+    save their state and end; a second one kills them.
+
+    Args:
+        settings: What to run, where; the fastest device becomes rank 0.
+        observer: Is told what is printed and what happens.
+
+    Returns:
+        How it ended. Nothing that was started still runs.
+
+    Raises:
+        ConfigError: If a file of the run can't be written or read.
+        DeviceError: If an emulated device can't be set up or a worker does not start.
+    """
+    settings = replace(settings, fleet=order_fleet(settings.fleet))
+    write_run_files(settings)
+    with ExitStack() as stack:
+        requests = stack.enter_context(StopRequests())
+        devices = stack.enter_context(closing(EmulatedDevices(settings)))
+        store = stack.enter_context(closing(StoreProcess()))
+        group = stack.enter_context(closing(WorkerGroup(settings, observer)))
+        run = _Run(settings, observer, requests, devices, group)
+        if not run.start(store):
+            return _interrupted_early(settings)
+        verdict = run.watch()
+        saved = run.has_saved
+    observer.on_tick()  # the last records are on disk now
+    return _result(settings, verdict, saved=saved)
+
+
+class _Run:
+    """The thin loop around ``decide``."""
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        observer: LaunchObserver,
+        requests: StopRequests,
+        devices: EmulatedDevices,
+        group: WorkerGroup,
+    ) -> None:
+        self._settings = settings
+        self._observer = observer
+        self._requests = requests
+        self._devices = devices
+        self._group = group
+        self._asked = False
+        self._started_at_s = time.time()
+
+    def start(self, store: StoreProcess) -> bool:
+        """Let the workers go once all are ready; False when asked to stop before."""
+        deadline_s = time.monotonic() + self._settings.start_timeout_s
+        while not self._are_ready(store):
+            if self._requests.count:
+                return False
+            if time.monotonic() > deadline_s:
+                raise DeviceError(self._late_message(store))
+            time.sleep(_TICK_S)
+        port = store.poll_port()
+        assert port is not None
+        for rank, worker in enumerate(self._group.workers):
+            write_worker_spec(self._settings, rank, port)
+            device = self._settings.fleet.devices[rank]
+            self._devices.attach(device.device_id, worker.process.pid)
+        self._devices.restart_clock()
+        for worker in self._group.workers:
+            worker.let_go()
+        return True
+
+    def watch(self) -> Verdict:
+        """Watch until the run is to end."""
+        while True:
+            verdict = decide(self._situation())
+            if verdict.action == "end":
+                return verdict
+            self._pass_on_stop_request()
+            self._devices.poll()
+            self._observer.on_tick()
+            time.sleep(_TICK_S)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the state was saved since the run began."""
+        manifest = self._settings.run_dir / CHECKPOINT_NAME
+        return manifest.is_dir() and manifest.stat().st_mtime >= self._started_at_s - 1
+
+    def _are_ready(self, store: StoreProcess) -> bool:
+        ready = [worker.poll_ready() for worker in self._group.workers]
+        ended = [state for state in self._states() if state.exit_code is not None]
+        if ended:
+            log = tail_of_log(self._settings.run_dir, ended[0].rank)
+            msg = (
+                f"{ended[0].name} ended with exit code {ended[0].exit_code} before the "
+                f"script began; its log ends with:\n{log}"
+            )
+            raise DeviceError(msg)
+        return store.poll_port() is not None and all(ready)
+
+    def _late_message(self, store: StoreProcess) -> str:
+        late = [
+            state.name
+            for state, worker in zip(self._states(), self._group.workers, strict=True)
+            if not worker.poll_ready()
+        ]
+        if store.poll_port() is None:
+            late.append("the rendezvous store")
+        timeout_s = self._settings.start_timeout_s
+        return (
+            f"{', '.join(late)} did not start within {timeout_s:.0f} s; "
+            "check the machine's load, or raise the start timeout"
+        )
+
+    def _situation(self) -> Situation:
+        return Situation(
+            workers=self._states(),
+            now_s=time.time(),
+            stop_requested_at_s=self._requests.first_at_s,
+            kill_requested=self._requests.count > 1,
+            stop_timeout_s=self._settings.stop_timeout_s,
+        )
+
+    def _states(self) -> tuple[WorkerState, ...]:
+        return tuple(
+            worker.state(self._devices.out_of_memory_kills(device.device_id))
+            for worker, device in zip(
+                self._group.workers, self._settings.fleet.devices, strict=True
+            )
+        )
+
+    def _pass_on_stop_request(self) -> None:
+        if not self._requests.count or self._asked:
+            return
+        self._asked = True
+        waiting = [state.name for state in self._states() if state.exit_code is None]
+        self._observer.on_notice(
+            f"stopping: {', '.join(waiting)} save at the next step boundary, within "
+            f"{self._settings.stop_timeout_s:.0f} s; "
+            "press Ctrl-C again to kill without saving"
+        )
+        for worker in self._group.workers:
+            worker.ask_to_stop()
+
+
+def _interrupted_early(settings: LaunchSettings) -> LaunchResult:
+    return LaunchResult(
+        outcome="stopped",
+        exit_code=INTERRUPTED_EXIT_CODE,
+        run_dir=settings.run_dir,
+        message="stopped before the script began; nothing to save",
+    )
+
+
+def _result(settings: LaunchSettings, verdict: Verdict, *, saved: bool) -> LaunchResult:
+    checkpoint = settings.run_dir / CHECKPOINT_NAME if saved else None
+    if verdict.outcome == "failed":
+        message = _failed_message(settings, verdict)
+    elif verdict.outcome == "stopped":
+        fate = "nothing was saved" if checkpoint is None else f"saved in {checkpoint}"
+        message = f"{verdict.reason}; {fate}"
+    else:
+        message = f"finished; the run is in {settings.run_dir}"
+    return LaunchResult(
+        outcome=verdict.outcome,
+        exit_code=verdict.exit_code,
+        run_dir=settings.run_dir,
+        message=message,
+        details=_details(settings, verdict),
+        checkpoint_dir=checkpoint,
+    )
+
+
+def _failed_message(settings: LaunchSettings, verdict: Verdict) -> str:
+    cause = verdict.cause
+    assert cause is not None
+    failure = cause.failure
+    if failure is not None and is_deliberate(failure) and not failure.secondary:
+        text = f"{message_of(failure)}\n  raised by {cause.name}"
+    else:
+        text = f"{cause.name}: {verdict.reason}"
+    if cause.out_of_memory_kills and failure is not None:
+        text += "; the kernel killed a process of it for lack of memory"
+    if verdict.others:
+        names = ", ".join(other.name for other in verdict.others)
+        text += f"; {names} failed in consequence"
+    return f"{text}; logs are in {settings.run_dir}"
+
+
+def _details(settings: LaunchSettings, verdict: Verdict) -> str:
+    cause = verdict.cause
+    if cause is None:
+        return ""
+    if cause.failure is None:
+        return "" if cause.rank == 0 else tail_of_log(settings.run_dir, cause.rank)
+    if is_deliberate(cause.failure) and not cause.failure.secondary:
+        return ""
+    return cause.failure.traceback

@@ -1,0 +1,157 @@
+"""The run directory: what a run was started with, for people and for the workers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from pathlib import Path
+
+from geartrain import __version__
+from geartrain.devices.profile import DeviceProfile, Fleet
+from geartrain.errors import ConfigError
+from geartrain.launch.settings import LaunchSettings
+from geartrain.parallel.worker_spec import WorkerFailure, WorkerSpec
+from geartrain.telemetry import RunManifest, read_document, write_document
+
+RUNS_DIR = Path("runs")
+FLEET_NAME = "fleet.json"
+MANIFEST_NAME = "run.json"
+CHECKPOINT_NAME = "checkpoint"
+"""Where the session saves the state when it is asked to stop."""
+
+_ACCELERATORS_FIRST = ("cuda", "rocm", "npu", "xpu", "xla", "mps")
+
+
+def create_run_directory(script: Path, wanted: Path | None = None) -> Path:
+    """Make an empty run directory.
+
+    Args:
+        script: Names the directory where none is wanted: ``runs/<time>-<script>``.
+        wanted: The user's choice; it may exist, but not hold a run.
+
+    Raises:
+        ConfigError: If it holds a run already or can't be made.
+    """
+    if wanted is not None and (wanted / MANIFEST_NAME).exists():
+        msg = f"{wanted} holds a run already; choose another --run-dir or remove it"
+        raise ConfigError(msg)
+    try:
+        if wanted is not None:
+            wanted.mkdir(parents=True, exist_ok=True)
+            return wanted.resolve()
+        return _make_unused(time.strftime("%Y%m%d-%H%M%S") + f"-{script.stem}")
+    except OSError as error:
+        place = wanted or RUNS_DIR.resolve()
+        msg = f"cannot make a run directory at {place}: {error.strerror}; use --run-dir"
+        raise ConfigError(msg) from error
+
+
+def order_fleet(fleet: Fleet) -> Fleet:
+    """Put the fastest device first; the others keep their order.
+
+    Rank 0 is never left out of a plan, so it should be a device that no plan would
+    leave out.
+    """
+    fastest = max(fleet.devices, key=_speed)  # the first of several equal ones
+    others = tuple(device for device in fleet.devices if device is not fastest)
+    return Fleet(
+        devices=(fastest, *others), spec=fleet.spec, oversubscribed=fleet.oversubscribed
+    )
+
+
+def write_run_files(settings: LaunchSettings) -> None:
+    """Write ``fleet.json`` and ``run.json``."""
+    write_document(settings.run_dir / FLEET_NAME, settings.fleet)
+    manifest = RunManifest(
+        run_id=settings.run_dir.name,
+        started_at_s=time.time(),
+        script=str(settings.script),
+        arguments=settings.arguments,
+        fleet_spec=settings.fleet.spec,
+        labels=settings.fleet.labels,
+        versions=collect_versions(),
+    )
+    write_document(settings.run_dir / MANIFEST_NAME, manifest)
+
+
+def write_worker_spec(settings: LaunchSettings, rank: int, store_port: int) -> Path:
+    """Write ``worker-RANK.json`` and return its path."""
+    plan_path = settings.plan_path
+    spec = WorkerSpec(
+        rank=rank,
+        world_size=len(settings.fleet.devices),
+        fleet_path=str(settings.run_dir / FLEET_NAME),
+        run_dir=str(settings.run_dir),
+        store_port=store_port,
+        mode=settings.mode,
+        plan_path=None if plan_path is None else str(plan_path.resolve()),
+        deterministic=settings.deterministic,
+        timeout_s=settings.peer_timeout_s,
+        replan_threshold=settings.replan_threshold,
+        tail_fraction=settings.tail_fraction,
+        torch_threads=threads_of(settings.fleet.devices[rank]),
+    )
+    path = spec_path(settings.run_dir, rank)
+    write_document(path, spec)
+    return path
+
+
+def threads_of(device: DeviceProfile) -> int | None:
+    """Intra-op threads: an emulated device is one thread, a real one decides itself."""
+    return 1 if device.kind == "emulated" else None
+
+
+def spec_path(run_dir: Path, rank: int) -> Path:
+    """Where the worker's spec lies."""
+    return run_dir / f"worker-{rank}.json"
+
+
+def log_path(run_dir: Path, rank: int) -> Path:
+    """Where the worker's output is kept."""
+    return run_dir / f"worker-{rank}.log"
+
+
+def failure_path(run_dir: Path, rank: int) -> Path:
+    """Where a failing worker says why."""
+    return run_dir / f"failure-{rank}.json"
+
+
+def read_failure(run_dir: Path, rank: int) -> WorkerFailure | None:
+    """The worker's failure, if it has written one."""
+    path = failure_path(run_dir, rank)
+    return read_document(path, WorkerFailure) if path.exists() else None
+
+
+def collect_versions() -> dict[str, str]:
+    """Versions that a result depends on, found without importing anything big."""
+    versions = {
+        "geartrain": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    for name in ("torch", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _make_unused(name: str) -> Path:
+    RUNS_DIR.mkdir(exist_ok=True)
+    attempt = 1
+    while True:
+        path = RUNS_DIR / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:  # two runs started within a second
+            attempt += 1
+        else:
+            return path.resolve()
+
+
+def _speed(device: DeviceProfile) -> tuple[int, float, float]:
+    accelerated = int(device.kind in _ACCELERATORS_FIRST)
+    rate = device.flop_per_s.get("float32")
+    return (accelerated, device.core_fraction or 0.0, rate.per_s if rate else 0.0)

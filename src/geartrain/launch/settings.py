@@ -1,0 +1,98 @@
+"""What is asked of the launcher, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from geartrain.devices.profile import Fleet
+from geartrain.errors import ConfigError
+
+Outcome = Literal["finished", "failed", "stopped"]
+StreamName = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """One script on one fleet."""
+
+    script: Path
+    fleet: Fleet
+    run_dir: Path
+    arguments: tuple[str, ...] = ()
+    mode: Literal["train", "plan"] = "train"
+    plan_path: Path | None = None
+    deterministic: bool = False
+    replan_threshold: float = 0.15
+    tail_fraction: float = 0.0
+    schedule_path: Path | None = None
+    """CSV of core fractions over time, for emulated devices."""
+    preload: tuple[str, ...] = ()
+    """Modules that workers import at full speed, before an emulated device is throttled."""
+    start_timeout_s: float = 180.0
+    """Deadline for every worker to have imported what it preloads."""
+    stop_timeout_s: float = 60.0
+    """Deadline for the workers to save and end once asked to stop."""
+    peer_timeout_s: float = 300.0
+    """Deadline of a worker's wait for its peers outside a step."""
+
+    def __post_init__(self) -> None:
+        if not self.script.is_file():
+            msg = f"no script at {self.script}; name a Python file that exists"
+            raise ConfigError(msg)
+        if not (self.replan_threshold > 0 and math.isfinite(self.replan_threshold)):
+            msg = (
+                f"replan_threshold={self.replan_threshold} must be > 0; "
+                "0.15 re-plans on changes of 15 %"
+            )
+            raise ConfigError(msg)
+        if not 0 <= self.tail_fraction < 1:
+            msg = f"tail_fraction={self.tail_fraction} must lie in 0..1, 1 left out"
+            raise ConfigError(msg)
+        if self.plan_path is not None and not self.plan_path.is_file():
+            msg = f"no plan at {self.plan_path}; write one with geartrain plan -o"
+            raise ConfigError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """How the run ended."""
+
+    outcome: Outcome
+    exit_code: int
+    """What the launcher's own process should end with."""
+    run_dir: Path
+    message: str
+    """One line for people: what happened and where to look."""
+    details: str = ""
+    """The traceback of the worker that failed, or the end of its log."""
+    checkpoint_dir: Path | None = None
+    """Where the state was saved when the run was stopped."""
+
+
+class LaunchObserver(Protocol):
+    """Is told what happens while the workers run."""
+
+    def on_output(self, stream: StreamName, data: bytes) -> None:
+        """Take what rank 0's script printed. Called from other threads."""
+
+    def on_notice(self, text: str) -> None:
+        """Take a line of the launcher to the user."""
+
+    def on_tick(self) -> None:
+        """Refresh what is shown; called some 20 times a second."""
+
+
+class SilentObserver:
+    """Shows nothing; the logs in the run directory have it all."""
+
+    def on_output(self, stream: StreamName, data: bytes) -> None:
+        """Drop the output."""
+
+    def on_notice(self, text: str) -> None:
+        """Drop the notice."""
+
+    def on_tick(self) -> None:
+        """Show nothing."""

@@ -1,0 +1,194 @@
+"""Decides what the launcher does next. Pure: facts in, verdict out."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+from geartrain.launch.settings import Outcome
+from geartrain.parallel.worker_spec import STOPPED_EXIT_CODE, WorkerFailure
+
+CAUSE_GRACE_S = 1.5
+"""How long workers that only lost a peer wait for the peer's own failure to show."""
+EXIT_GRACE_S = 2.0
+"""How long the others get to end by themselves after a script's own sys.exit(n)."""
+INTERRUPTED_EXIT_CODE = 130
+"""Shells report 128 + SIGINT for a program that Ctrl-C ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """What is known of one worker."""
+
+    rank: int
+    device_id: str
+    exit_code: int | None = None
+    """None while it runs; minus the signal's number where a signal ended it."""
+    ended_at_s: float | None = None
+    failure: WorkerFailure | None = None
+    out_of_memory_kills: int = 0
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"rank {self.rank} ({self.device_id})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known of the run."""
+
+    workers: tuple[WorkerState, ...]
+    now_s: float
+    stop_requested_at_s: float | None = None
+    kill_requested: bool = False
+    stop_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do, and with which result."""
+
+    action: Literal["watch", "end"]
+    outcome: Outcome = "finished"
+    exit_code: int = 0
+    cause: WorkerState | None = None
+    """The worker whose failure ended the run."""
+    reason: str = ""
+    others: tuple[WorkerState, ...] = ()
+    """Workers that failed in consequence."""
+
+
+WATCH = Verdict(action="watch")
+
+
+def decide(situation: Situation) -> Verdict:
+    """Watch on, or end the run: with which outcome and because of whom.
+
+    A worker's own failure counts before those that only lost their peers; among
+    several, the earliest. Lost peers alone end the run after a grace in which the
+    cause may still show.
+    """
+    if situation.kill_requested:
+        return _stopped("killed on request")
+    failed = [w for w in situation.workers if _has_failed(w, situation)]
+    if failed:
+        return _decide_failure(situation, failed)
+    waiting = [w for w in situation.workers if w.exit_code is None]
+    if not waiting:
+        return _all_ended(situation)
+    asked_at_s = situation.stop_requested_at_s
+    if asked_at_s is not None and situation.now_s > asked_at_s + situation.stop_timeout_s:
+        names = ", ".join(w.name for w in waiting)
+        return _stopped(
+            f"killed {names}, which did not stop within {situation.stop_timeout_s:.0f} s"
+        )
+    return WATCH
+
+
+def _all_ended(situation: Situation) -> Verdict:
+    codes = {w.exit_code for w in situation.workers}
+    if situation.stop_requested_at_s is None and STOPPED_EXIT_CODE not in codes:
+        return Verdict(action="end")
+    unsaved = [w.name for w in situation.workers if w.exit_code == -signal.SIGUSR1]
+    if unsaved:
+        return _stopped(f"stopped before {', '.join(unsaved)} had a session")
+    return _stopped("stopped")
+
+
+def _decide_failure(situation: Situation, failed: list[WorkerState]) -> Verdict:
+    primary = [w for w in failed if w.failure is None or not w.failure.secondary]
+    running = [w for w in situation.workers if w.exit_code is None]
+    if not primary:
+        first_at_s = min(_failed_at_s(w) for w in failed)
+        if running and situation.now_s < first_at_s + CAUSE_GRACE_S:
+            return WATCH
+        return _failure(situation, min(failed, key=_failed_at_s), failed)
+    cause = min(primary, key=_failed_at_s)
+    left_by_itself = cause.failure is None and (cause.exit_code or 0) > 0
+    if (
+        left_by_itself
+        and any(w not in failed for w in running)
+        and situation.now_s < _failed_at_s(cause) + EXIT_GRACE_S
+    ):
+        return WATCH
+    return _failure(situation, cause, failed)
+
+
+def _failure(
+    situation: Situation, cause: WorkerState, failed: list[WorkerState]
+) -> Verdict:
+    others = tuple(w for w in failed if w is not cause)
+    code = cause.exit_code
+    if cause.failure is not None:
+        name = cause.failure.error.partition(":")[0]
+        exit_code = 2 if name == "ConfigError" else 1
+        reason = _lost_peer_reason(situation, failed) if cause.failure.secondary else ""
+        reason = reason or cause.failure.error
+    elif cause.out_of_memory_kills:
+        exit_code = 1
+        reason = (
+            "the kernel killed it: out of memory of that device; "
+            "use smaller micro-batches or give the device more memory"
+        )
+    elif code is not None and code < 0:
+        exit_code = 1
+        reason = f"was killed by {_signal_name(-code)}"
+    else:
+        exit_code = code or 1
+        reason = f"ended with exit code {code}"
+    return Verdict(
+        action="end",
+        outcome="failed",
+        exit_code=exit_code,
+        cause=cause,
+        reason=reason,
+        others=others,
+    )
+
+
+def _lost_peer_reason(situation: Situation, failed: list[WorkerState]) -> str:
+    silent = [w for w in situation.workers if w.exit_code is None and w not in failed]
+    if silent:
+        names = ", ".join(w.name for w in silent)
+        return f"lost its peers: {names} did not answer and gave no reason"
+    early = [w for w in situation.workers if w.exit_code == 0]
+    if early:
+        names = ", ".join(w.name for w in early)
+        return (
+            f"lost its peers: {names} had already ended with exit code 0; "
+            "every rank must run the same number of steps"
+        )
+    return ""
+
+
+def _has_failed(worker: WorkerState, situation: Situation) -> bool:
+    if worker.failure is not None:
+        # Ranks that a stop reached before their session drop out under the others.
+        stopping = situation.stop_requested_at_s is not None
+        unsaved = any(w.exit_code == -signal.SIGUSR1 for w in situation.workers)
+        return not (stopping and unsaved and worker.failure.secondary)
+    if situation.stop_requested_at_s is not None and worker.exit_code == -signal.SIGUSR1:
+        return False
+    return worker.exit_code not in (None, 0, STOPPED_EXIT_CODE)
+
+
+def _failed_at_s(worker: WorkerState) -> float:
+    if worker.failure is not None:
+        return worker.failure.at_s
+    assert worker.ended_at_s is not None
+    return worker.ended_at_s
+
+
+def _stopped(reason: str) -> Verdict:
+    return Verdict(
+        action="end", outcome="stopped", exit_code=INTERRUPTED_EXIT_CODE, reason=reason
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
