@@ -1,5 +1,11 @@
 """Who does what: from measured facts to a plan. Never reaches torch."""
 
+from geartrain.planner.curve_fit import (
+    best_samples_per_s,
+    fit_curve,
+    predict_s,
+    samples_per_s,
+)
 from geartrain.planner.model_profile import (
     ComputeCurve,
     ExchangeProfile,
@@ -8,6 +14,9 @@ from geartrain.planner.model_profile import (
     Workload,
 )
 from geartrain.planner.plan import Plan, Replica, Stage
+from geartrain.planner.prediction import predict
+from geartrain.planner.protocol import Planner
+from geartrain.planner.solver import solve
 
 __all__ = [
     "ComputeCurve",
@@ -15,7 +24,14 @@ __all__ = [
     "MemoryCurve",
     "ModelProfile",
     "Plan",
+    "Planner",
     "Replica",
     "Stage",
     "Workload",
+    "best_samples_per_s",
+    "fit_curve",
+    "predict",
+    "predict_s",
+    "samples_per_s",
+    "solve",
 ]
