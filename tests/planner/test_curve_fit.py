@@ -65,9 +65,7 @@ def test_unequal_numbers_of_sizes_and_times_are_refused() -> None:
 
 
 @given(seconds=times, first=st.integers(1, 9))
-def test_time_is_positive_and_never_falls_with_size(
-    seconds: list[float], first: int
-) -> None:
+def test_time_is_positive_and_never_falls(seconds: list[float], first: int) -> None:
     sizes = [first * 2**i for i in range(len(seconds))]
     curve = fit_curve("cpu:0", sizes, seconds, 1000)
     predicted = predict_many_s(curve, np.arange(sizes[-1] * 3))

@@ -81,13 +81,13 @@ def _best_shares_s(
         curve = profile.curves[index]
         update_s = profile.optimizer_s[index] if profile.optimizer_s else 0.0
         largest = curve.max_micro_batch_size
-        if share == 0:
-            return update_s
         if count:
-            size = -(-share // count)
+            size = max(1, -(-share // count))
             if size > largest:
                 return float("inf")
             return update_s + count * predict_s(curve, size)
+        if share == 0:
+            return update_s
         return update_s + min(
             share // b * predict_s(curve, b) + predict_s(curve, share % b)
             for b in range(1, min(largest, share) + 1)

@@ -107,11 +107,12 @@ def share_s(
         share: Samples.
         micro_batch_size: Size of all micro-batches but the last, which has the rest.
         num_uniform: With uniform micro-batches, their number on every device; each
-            then counts as ceil(share / number) samples, for all devices meet in each.
+            then counts as ceil(share / number) samples, for all devices meet in each,
+            and as 1 where there is none: a device without samples runs a ghost.
     """
+    if num_uniform:
+        return num_uniform * predict_s(curve, max(1, -(-share // num_uniform)))
     if share == 0:
         return 0.0
-    if num_uniform:
-        return num_uniform * predict_s(curve, -(-share // num_uniform))
     rounds, rest = divmod(share, micro_batch_size)
     return rounds * predict_s(curve, micro_batch_size) + predict_s(curve, rest)

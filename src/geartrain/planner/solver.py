@@ -63,10 +63,13 @@ class _Problem:
     update_s: dict[str, float]
     cost_s: dict[str, float]
 
-    @property
-    def floor_s(self) -> float:
-        """Required devices run the optimizer also without samples."""
-        return max(self.update_s[device_id] for device_id in self.required)
+    def floor_s(self, num_uniform: int = 0) -> float:
+        """What required devices take also without samples: optimizer and ghosts."""
+        return max(
+            self.update_s[curve.device_id] + num_uniform * predict_s(curve, 1)
+            for curve in self.curves
+            if curve.device_id in self.required
+        )
 
 
 def solve(profile: ModelProfile, workload: Workload) -> Plan:
@@ -149,7 +152,7 @@ def _upper_bound_s(problem: _Problem) -> float:
             for c, n in zip(members, shares, strict=True)
             if n
         ]
-        best_s = min(best_s, max(*times_s, problem.floor_s) + cost_s)
+        best_s = min(best_s, max(*times_s, problem.floor_s()) + cost_s)
     return best_s
 
 
@@ -190,7 +193,7 @@ def _best_threshold(
         time_s = least_time_s(chosen, problem.num_samples, times_s)
         if time_s is None:
             continue
-        step_s = max(time_s, problem.floor_s) + cost_s
+        step_s = max(time_s, problem.floor_s(num_uniform)) + cost_s
         if best is None or step_s < best.step_s:
             best = _Choice(step_s=step_s, member_ids=ids, num_uniform=num_uniform)
     return best
