@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 import geartrain
 
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
@@ -31,8 +33,20 @@ napoleon_custom_sections = ["Source"]
 # No inventory of another project is fetched, so that the build needs no network.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|typing|types|os)\..*"),
-    (
-        "py:.*",
-        r"(Path|Tensor|Module|Optimizer|Callable|Mapping|Sequence|Iterator|Literal.*)",
-    ),
+    ("py:.*", r"(Path|Tensor|Module|Optimizer|Callable|Mapping|Sequence|Iterator)"),
+    # Sphinx cuts a signature that holds "<factory>" at every comma.
+    ("py:.*", r"(dict|tuple|list)\[\w+"),
 ]
+
+
+def keep_colon(
+    _app: Sphinx, what: str, _name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
+    """Hide the colon from napoleon, which reads "a: b" as "type: text"."""
+    if what in {"attribute", "property"}:
+        lines.insert(0, "\\")  # an escaped line end: shown as nothing
+
+
+def setup(app: Sphinx) -> None:
+    """Run before napoleon, whose priority is 500."""
+    app.connect("autodoc-process-docstring", keep_colon, priority=400)
