@@ -19,7 +19,7 @@ for epoch in range(10):
             # Turned by half a turn, each spiral lies on the other one.
             losses = F.cross_entropy(model(points), labels, reduction="none")
             losses += F.cross_entropy(model(-points), 1 - labels, reduction="none")
-            session.backward(losses.sum(), count=len(labels))
+            session.backward(losses)
         loss = session.optimizer_step()
     # end loop
     print(f"epoch {epoch}: loss {loss:.6f}")

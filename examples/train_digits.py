@@ -119,7 +119,6 @@ def main() -> None:
     num_steps = args.epochs * -(-len(train_set) // args.global_batch_size)
 
     session = gt.Session(seed=args.seed)
-    torch.manual_seed(args.seed)
     model = make_resnet()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4
@@ -134,11 +133,10 @@ def main() -> None:
         loss_fn=digit_losses,
         lr_scheduler=scheduler,
         sync_batchnorm=True,
+        total_steps=num_steps,
     )
     # end setup
-    loader = session.setup_dataloader(
-        train_set, global_batch_size=args.global_batch_size, seed=args.seed
-    )
+    loader = session.setup_dataloader(train_set, global_batch_size=args.global_batch_size)
     for epoch in range(args.epochs):
         for batch in loader:
             loss = session.step(batch)

@@ -183,19 +183,22 @@ def main() -> None:
 
     # begin setup
     session = gt.Session(seed=args.seed)
-    torch.manual_seed(args.seed)
     model: nn.Module = ByteGPT(dim=args.dim, num_layers=args.layers, context=args.context)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: warm_up_then_cosine(step, args.steps)
     )
     model, optimizer = session.setup(
-        model, optimizer, loss_fn=byte_losses, lr_scheduler=scheduler, max_grad_norm=1.0
+        model,
+        optimizer,
+        loss_fn=byte_losses,
+        lr_scheduler=scheduler,
+        max_grad_norm=1.0,
+        total_steps=args.steps,
     )
     loader = session.setup_dataloader(
         ByteWindows(corpus[:split], args.context),
         global_batch_size=args.global_batch_size,
-        seed=args.seed,
     )
     # end setup
     if args.resume:
