@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from geartrain.errors import ConfigError, InfeasiblePlanError
 from geartrain.planner import (
-    ComputeCurve,
-    ExchangeProfile,
     MemoryCurve,
     ModelProfile,
     Workload,
@@ -22,39 +20,10 @@ from geartrain.planner import (
     predict_s,
     solve,
 )
+from planner.plan_cases import linear, make_profile
 
 TICK_S = 1 / 64
 """Times in these are exact in binary, so equal plans have equal times."""
-
-
-def make_profile(
-    curves: list[ComputeCurve],
-    exchange_s: float = 0.0,
-    with_device_s: tuple[float, ...] = (),
-    optimizer_s: tuple[float, ...] = (),
-) -> ModelProfile:
-    ids = tuple(curve.device_id for curve in curves)
-    exchange = ExchangeProfile(
-        num_bytes=1,
-        all_devices_s=exchange_s,
-        device_ids=ids[: len(with_device_s)],
-        with_device_s=with_device_s,
-    )
-    return ModelProfile(
-        name="toy",
-        num_parameters=1,
-        gradient_bytes=4,
-        curves=tuple(curves),
-        exchange=exchange,
-        optimizer_s=optimizer_s,
-    )
-
-
-def linear(
-    device_id: str, alpha_s: float, beta_s: float, largest: int = 64
-) -> ComputeCurve:
-    sizes = [1, 2, 8]
-    return fit_curve(device_id, sizes, [alpha_s + beta_s * b for b in sizes], largest)
 
 
 def brute_force_step_s(profile: ModelProfile, workload: Workload) -> float:
