@@ -11,6 +11,7 @@ from geartrain.launch.emulated_devices import EmulatedDevices
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import (
     CHECKPOINT_NAME,
+    log_path,
     order_fleet,
     write_run_files,
     write_worker_spec,
@@ -123,13 +124,18 @@ class _Run:
         ready = [worker.poll_ready() for worker in self._group.workers]
         ended = [state for state in self._states() if state.exit_code is not None]
         if ended:
-            log = tail_of_log(self._settings.run_dir, ended[0].rank)
-            msg = (
-                f"{ended[0].name} ended with exit code {ended[0].exit_code} before the "
-                f"script began; its log ends with:\n{log}"
-            )
-            raise DeviceError(msg)
+            raise DeviceError(self._early_message(ended[0]))
         return store.poll_port() is not None and all(ready)
+
+    def _early_message(self, state: WorkerState) -> str:
+        path = log_path(self._settings.run_dir, state.rank)
+        text = (
+            f"{state.name} ended with exit code {state.exit_code} before the script "
+            f"began; its log is {path}"
+        )
+        if state.rank == 0:  # what it printed has been shown
+            return text
+        return f"{text} and ends with:\n{tail_of_log(self._settings.run_dir, state.rank)}"
 
     def _late_message(self, store: StoreProcess) -> str:
         late = [

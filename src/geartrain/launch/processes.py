@@ -33,7 +33,7 @@ def start_module(  # noqa: PLR0913 - Popen's own, by name
     Ctrl-C in the terminal then reaches the launcher only, which decides.
     """
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", module, *arguments],
+        [sys.executable, "-m", module, *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import runpy
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.errors import TrainingStopped
+from geartrain.launch.handshake import GO, READY
 from geartrain.launch.parent_death import die_with_parent
 from geartrain.launch.run_directory import failure_path, log_path
 from geartrain.launch.script_failure import describe
@@ -29,13 +31,14 @@ from geartrain.parallel.worker_spec import (
 )
 from geartrain.telemetry import read_document, write_document
 
-READY, GO = b"R", b"G"
-
 
 def main() -> None:
     """Prepare the process, wait until the launcher has set the device up, and run."""
     options = _parse(sys.argv[1:])
     die_with_parent(options.launcher_pid)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # shown as it comes, also in a pipe
     if options.threads is not None:
         # Before any library starts its pool; OpenBLAS and MKL follow this one too.
         os.environ["OMP_NUM_THREADS"] = str(options.threads)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
+from geartrain.launch.handshake import GO, READY
 from geartrain.launch.output import OutputPump
 from geartrain.launch.processes import end_groups, peek_exit_code, start_module
 from geartrain.launch.run_directory import (
@@ -22,7 +23,6 @@ from geartrain.launch.run_directory import (
 )
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
 from geartrain.launch.supervision import WorkerState
-from geartrain.launch.worker import GO, READY
 from geartrain.parallel.worker_spec import WorkerFailure
 
 

@@ -1,0 +1,37 @@
+"""Tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WIDE = 200
+"""Columns where there is no terminal to fit into: nothing is cut in a pipe."""
+
+
+def make_console(*, to_stderr: bool = False) -> Console:
+    """A console as wide as the terminal; wide where there is none."""
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=to_stderr, highlight=False, width=_WIDE)
+    return console
+
+
+def print_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    num_text_columns: int = 1,
+    to_stderr: bool = False,
+) -> None:
+    """Print a table; columns after the first ones are numbers, flush right."""
+    table = Table(box=None, pad_edge=False, show_header=any(head))
+    for index, name in enumerate(head):
+        justify = "left" if index < num_text_columns else "right"
+        table.add_column(Text(name), justify=justify)  # type: ignore[arg-type]  # a Literal
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    make_console(to_stderr=to_stderr).print(table)
