@@ -1,0 +1,1 @@
+"""One file a vendor, independent of each other, found by entry point."""

@@ -1,0 +1,1 @@
+"""Micro-benchmarks that the adapters share; torch comes in as an argument."""
