@@ -265,8 +265,7 @@ def _load(task: _Task) -> Callable[..., object]:
         parents = task.module_name.split(".")[:-1]
         for end in range(1, len(parents) + 1):
             # Unpickling looks at the packages too; pytest makes them up the same way.
-            name = ".".join(parents[:end])
-            sys.modules.setdefault(name, types.ModuleType(name))
+            _ensure_package(".".join(parents[:end]))
         spec = importlib.util.spec_from_file_location(task.module_name, task.module_path)
         assert spec is not None
         assert spec.loader is not None
@@ -278,6 +277,13 @@ def _load(task: _Task) -> Callable[..., object]:
         found = getattr(found, name)
     assert callable(found)
     return found  # type: ignore[no-any-return]  # callable as checked
+
+
+def _ensure_package(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        sys.modules[name] = types.ModuleType(name)
 
 
 def _pickle_error(error: BaseException) -> bytes | None:
