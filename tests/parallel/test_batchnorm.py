@@ -1,4 +1,6 @@
 import copy
+import os
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -6,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from geartrain.errors import ConfigError
+from geartrain.errors import CommunicationError, ConfigError
 from geartrain.parallel.batchnorm import (
     convert_batchnorm,
     has_batchnorm,
@@ -195,6 +197,20 @@ def single_value_error(rank: int, world_size: int) -> str:
 
 def test_a_single_value_is_refused_on_every_rank() -> None:
     assert run_ranks(single_value_error, 3) == [TooFewValuesError.__name__] * 3
+
+
+def lose_a_peer(rank: int, world_size: int) -> str:
+    model = convert_batchnorm(nn.BatchNorm1d(3), group=None)
+    model(torch.ones(2, 3))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(CommunicationError, match="BatchNorm could not be exchanged"):
+        model(torch.ones(2, 3))
+    return "told"
+
+
+def test_a_lost_peer_is_a_communication_error() -> None:
+    assert run_ranks(lose_a_peer, 2, may_die={1}) == ["told", None]
 
 
 def second_derivative(rank: int, world_size: int) -> None:
