@@ -180,7 +180,9 @@ def read_manifest(path: str | Path) -> SnapshotManifest:
             )
             raise CheckpointError(msg)
         manifest = msgspec.json.decode(document.manifest, type=SnapshotManifest)
-        digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
+        # The text itself, not what was decoded: that has no place for unknown keys.
+        text = msgspec.json.format(bytes(document.manifest), indent=-1)
+        digest = hashlib.sha256(text).hexdigest()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         msg = f"{source} is damaged or no manifest ({error}); load another snapshot"
         raise CheckpointError(msg) from error
@@ -293,8 +295,9 @@ def _describe_write_error(
     needed = format_bytes(sum(layout.num_bytes for layout in layouts.values()))
     parent = target.parent
     free = format_bytes(shutil.disk_usage(parent).free) if parent.is_dir() else "unknown"
+    reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     msg = (
-        f"cannot save a snapshot to {target}: {error.strerror} (needs {needed}, free "
+        f"cannot save a snapshot to {target}: {reason} (needs {needed}, free "
         f"{free}); make room or save elsewhere; a snapshot saved there before is intact"
     )
     return CheckpointError(msg)
