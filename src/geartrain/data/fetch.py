@@ -63,10 +63,12 @@ class SampleFetcher:
             FetchCancelledError: If ``is_cancelled`` turned true between two samples.
         """
         samples = []
-        for index in sample_indices:
-            if is_cancelled():
-                raise FetchCancelledError
-            samples.append(self._fetch_sample(index, epoch))
+        with sample_scope(self._seed, epoch) as scope:
+            for index in sample_indices:
+                if is_cancelled():
+                    raise FetchCancelledError
+                scope.begin(index)
+                samples.append(self._fetch_sample(index, epoch))
         batch = self._collate(samples)
         check_batch_size(batch, len(samples))
         return pin_batch(batch) if self._pin else batch
@@ -85,7 +87,7 @@ class SampleFetcher:
 
     def _fetch_sample(self, index: int, epoch: int) -> Any:  # Any: samples are the user's
         try:
-            with _dataset_lock, sample_scope(self._seed, epoch, index):
+            with _dataset_lock:
                 return self._dataset[index]
         except Exception as error:
             error.add_note(f"while the loader fetched sample {index} of epoch {epoch}")

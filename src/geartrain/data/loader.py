@@ -70,6 +70,8 @@ class ShareLoader:
         self.config = config
         self.last_wait_s = 0.0
         """Time that the last ``next`` waited for data."""
+        self.last_batch: Batch | None = None
+        """The share handed out last; None before the first."""
         self._order = GlobalOrder(
             num_samples=len(dataset),
             global_batch_size=config.global_batch_size,
@@ -136,6 +138,7 @@ class ShareLoader:
                 self._current = current
                 self._step += 1
                 self.last_wait_s = time.perf_counter() - entered_s
+                self.last_batch = batch
                 yield batch
                 self._check_only_loop(loop)
         self._begin_next_epoch()

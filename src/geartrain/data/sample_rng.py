@@ -23,21 +23,34 @@ import torch
 _WORD = 2**64
 
 
-class _LazyGenerator:
-    """Most datasets draw nothing, and a generator costs kilobytes: make it late."""
+class SampleScope:
+    """The sample that is being fetched now, one after the other.
 
-    def __init__(self, seed: int, epoch: int, sample_index: int) -> None:
-        self._key = (seed, epoch, sample_index)
+    Its generator is made when it is asked for: most datasets draw nothing, and a
+    generator costs kilobytes.
+    """
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._seed = seed
+        self._epoch = epoch
+        self._sample_index = 0
         self._generator: torch.Generator | None = None
 
+    def begin(self, sample_index: int) -> None:
+        """Turn to the next sample."""
+        self._sample_index = sample_index
+        self._generator = None
+
     def get(self) -> torch.Generator:
+        """Return the sample's generator."""
         if self._generator is None:
             self._generator = torch.Generator()
-            self._generator.manual_seed(sample_seed(*self._key))
+            seed = sample_seed(self._seed, self._epoch, self._sample_index)
+            self._generator.manual_seed(seed)
         return self._generator
 
 
-_current: ContextVar[_LazyGenerator | None] = ContextVar("sample_generator", default=None)
+_current: ContextVar[SampleScope | None] = ContextVar("sample_generator", default=None)
 
 
 def sample_generator() -> torch.Generator:
@@ -47,8 +60,8 @@ def sample_generator() -> torch.Generator:
     one sample continue one stream. Outside a loader's fetch (``dataset[0]`` in a
     notebook) it is torch's default generator.
     """
-    lazy = _current.get()
-    return torch.default_generator if lazy is None else lazy.get()
+    scope = _current.get()
+    return torch.default_generator if scope is None else scope.get()
 
 
 def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
@@ -64,10 +77,11 @@ def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
 
 
 @contextmanager
-def sample_scope(seed: int, epoch: int, sample_index: int) -> Iterator[None]:
-    """Set the generator that ``sample_generator`` returns meanwhile."""
-    token = _current.set(_LazyGenerator(seed, epoch, sample_index))
+def sample_scope(seed: int, epoch: int) -> Iterator[SampleScope]:
+    """Let ``sample_generator`` return the generators of this scope meanwhile."""
+    scope = SampleScope(seed, epoch)
+    token = _current.set(scope)
     try:
-        yield
+        yield scope
     finally:
         _current.reset(token)
