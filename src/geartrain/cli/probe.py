@@ -69,8 +69,11 @@ def print_fleet(fleet: Fleet) -> None:
             f"{device.device_id}  {device.name} ({device.vendor}), {memory}{share}, "
             f"{device.source}"
         )
-        print_table(("", "", "", ""), (("  ", *row) for row in rate_rows(device)))
-    click.echo(f"{len(fleet.devices)} devices, {', '.join(fleet.labels)}")
+        rows = (("  ", *row) for row in rate_rows(device))
+        print_table(("", "", "", ""), rows, num_text_columns=2)
+    count = len(fleet.devices)
+    noun = "device" if count == 1 else "devices"
+    click.echo(f"{count} {noun}, {', '.join(fleet.labels)}")
 
 
 def rate_rows(device: DeviceProfile) -> Iterator[tuple[str, str, str]]:

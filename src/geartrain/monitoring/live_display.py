@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Self
 
@@ -32,14 +33,22 @@ _PARTS = (
 class LiveDisplay:
     """Redraws the run's state below what the script prints."""
 
-    def __init__(self, run_dir: Path, title: str, console: Console) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        title: str,
+        console: Console,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._progress = RunProgress(run_dir)
         self._title = title
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._rest: dict[str, bytes] = {}
         self._lock = threading.Lock()
-        self._drawn_at_s = 0.0
+        self._clock = clock
+        self._drawn_at_s = -_REFRESH_S  # at once
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -66,7 +75,7 @@ class LiveDisplay:
 
     def on_tick(self) -> None:
         """Redraw if it is time to."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._drawn_at_s < _REFRESH_S:
             return
         self._drawn_at_s = now_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
@@ -18,12 +19,20 @@ _POLL_S = 0.5
 class PlainDisplay:
     """Hands the script's output on untouched and adds a line now and then on stderr."""
 
-    def __init__(self, run_dir: Path, stdout: BinaryIO, stderr: BinaryIO) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        stdout: BinaryIO,
+        stderr: BinaryIO,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._progress = RunProgress(run_dir)
         self._streams = {"stdout": stdout, "stderr": stderr}
         self._lock = threading.Lock()
-        self._polled_at_s = 0.0
-        self._line_at_s = time.monotonic()
+        self._clock = clock
+        self._polled_at_s = clock()
+        self._line_at_s = clock()
         self._event_at_s = 0.0
 
     def __enter__(self) -> Self:
@@ -44,7 +53,7 @@ class PlainDisplay:
 
     def on_tick(self) -> None:
         """Print a line if it is time to."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._polled_at_s < _POLL_S:
             return
         self._polled_at_s = now_s

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from geartrain.errors import ConfigError
 from geartrain.monitoring.run_files import read_plan
 from geartrain.monitoring.run_summary import (
     BOUND_KEY,
@@ -16,6 +18,8 @@ from geartrain.monitoring.run_summary import (
 )
 from geartrain.planner import Plan
 from geartrain.telemetry import RunEvent, RunLogReader, StepRecord
+
+logger = logging.getLogger(__name__)
 
 _WINDOW_STEPS = 20
 """Rates are those of the last steps: they follow a re-plan and still are steady."""
@@ -49,10 +53,23 @@ class RunProgress:
         self._total_steps: int | None = None
         self._epoch: int | None = None
         self._plan: Plan | None = None
+        self._is_broken = False
 
     def poll(self) -> bool:
-        """Read on; whether there was anything new."""
-        events, records = self._reader.new_events(), self._reader.new_steps()
+        """Read on; whether there was anything new.
+
+        A log that can't be read ends the display, never the training it shows.
+        """
+        if self._is_broken:
+            return False
+        try:
+            events, records = self._reader.new_events(), self._reader.new_steps()
+            if self._plan is None and (events or records):
+                self._plan = read_plan(self._run_dir)
+        except ConfigError as error:
+            logger.warning("the display stops: %s", error)
+            self._is_broken = True
+            return False
         for event in events:
             self._take_event(event)
         for record in records:
@@ -60,8 +77,6 @@ class RunProgress:
                 self._window.append([])
                 self._num_steps += 1
             self._window[-1].append(record)
-        if self._plan is None and (events or records):
-            self._plan = read_plan(self._run_dir)
         return bool(events or records)
 
     def snapshot(self) -> ProgressSnapshot:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -83,10 +84,17 @@ class _Tail:
             self._stream = None
 
 
+def _with_nan(fields: Any) -> Any:  # Any: what JSON holds, checked by convert
+    # JSON has no NaN or infinity, so a loss that diverged was written as null.
+    if isinstance(fields, dict) and fields.get("loss", 0.0) is None:
+        return fields | {"loss": math.nan}
+    return fields
+
+
 def _decode(line: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError as error:
+        return msgspec.convert(_with_nan(msgspec.json.decode(line)), kind)
+    except msgspec.MsgspecError as error:
         shown = line[:80].decode(errors="replace")
         msg = f"run log holds {shown!r}, which is not a {kind.__name__}: {error}"
         raise ConfigError(msg) from error
