@@ -47,7 +47,7 @@ imports: install  ## the layers between the rooms
 	$(BIN)/lint-imports
 
 docs: install  ## build the documentation; any warning is an error
-	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
+	$(BIN)/sphinx-build -E -q -W --keep-going -n -b html docs docs/_build/html
 
 bench: install  ## measure against DDP on an emulated fleet; ends within 5 minutes
 	$(BIN)/geartrain bench macro

@@ -8,6 +8,10 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import geartrain
+import geartrain.session
+from geartrain.data.fetch import CollateFn, MapDataset
+from geartrain.data.loader import ShareLoader
+from geartrain.planner import Plan
 
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
@@ -27,6 +31,10 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# session.py imports these for type checkers only; autodoc looks them up.
+vars(geartrain.session).update(
+    CollateFn=CollateFn, MapDataset=MapDataset, Plan=Plan, ShareLoader=ShareLoader
+)
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = ["Source"]
@@ -34,6 +42,7 @@ napoleon_custom_sections = ["Source"]
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|typing|types|os)\..*"),
     ("py:.*", r"(Path|Tensor|Module|Optimizer|Callable|Mapping|Sequence|Iterator)"),
+    ("py:.*", r"geartrain\.data\.(loader\.LoaderConfig|sampler\.ShareView)"),  # internal
     # Sphinx cuts a signature that holds "<factory>" at every comma.
     ("py:.*", r"(dict|tuple|list)\[\w+"),
 ]
