@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,9 +57,7 @@ IN_HOST_MEMORY = {"cpu", "emulated"}
 
 
 @pytest.fixture(autouse=True)
-def _small_and_quick(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(AcceleratorAdapter, "budget", QUICK)
     monkeypatch.setattr(XlaAdapter, "budget", QUICK)
     monkeypatch.setattr(cpu_module, "_BUDGET", QUICK)
@@ -72,7 +70,8 @@ def _small_and_quick(
     # Barriers of several threads take milliseconds each on a busy machine.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    request.addfinalizer(lambda: torch.set_num_threads(threads))
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=sorted(ADAPTERS))

@@ -59,8 +59,12 @@ class Account:
             Seconds until the account should be looked at again.
         """
         quota_s = self.core_fraction * self.period_s
+        before_s = self.credit_s
         self.credit_s += self.core_fraction * wall_s - used_s
-        self.credit_s = min(self.credit_s, quota_s)
+        if not self.is_stopped and self.credit_s > quota_s:
+            # It was free to run and did not. What it earned while it was stopped
+            # stays, as a busy host may let this controller wake late.
+            self.credit_s = max(quota_s, min(before_s, self.credit_s))
         if self.core_fraction >= 1:
             self.is_stopped = False
             return _IDLE_WAIT_S

@@ -1,0 +1,58 @@
+"""A process that does nothing but use the CPU, and asks to die with its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from geartrain.devices.emulation.duty_cycle import process_cpu_s
+
+_CODE = """
+import ctypes, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+print("busy", flush=True)
+while True:
+    for _ in range(100000):
+        pass
+"""
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CODE], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def favour(task_id: int) -> None:
+    """Let a process or thread have the CPU when it asks, however busy the host is.
+
+    What is tested is what a throttle takes away, not what others leave. Without
+    privileges the test needs a quiet host.
+    """
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, task_id, -20)
+
+
+def cpu_share(pid: int, length_s: float) -> float:
+    """CPU time over wall time of a process, both by their clocks."""
+    started_at_s, before_s = time.monotonic(), process_cpu_s(pid)
+    assert before_s is not None
+    threading.Event().wait(length_s)  # the length of the measurement
+    after_s = process_cpu_s(pid)
+    assert after_s is not None
+    return (after_s - before_s) / (time.monotonic() - started_at_s)
