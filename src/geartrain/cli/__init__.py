@@ -1,16 +1,11 @@
-"""The command line: one file a verb, imported when it is used. Torch-free."""
+"""The command line: one file a verb. Torch-free."""
 
 from __future__ import annotations
 
 import click
 
 from geartrain import __version__
-from geartrain.cli.bench import bench
-from geartrain.cli.emulate import emulate
-from geartrain.cli.plan import plan
-from geartrain.cli.probe import probe
-from geartrain.cli.report import report
-from geartrain.cli.run import run
+from geartrain.cli import bench, emulate, plan, probe, report, run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,5 +14,9 @@ def main() -> None:
     """Train one PyTorch model on devices that are not alike."""
 
 
-for verb in (probe, plan, run, report, emulate, bench):
-    main.add_command(verb)
+main.add_command(probe.probe)
+main.add_command(plan.plan)
+main.add_command(run.run)
+main.add_command(report.report)
+main.add_command(emulate.emulate)
+main.add_command(bench.bench)

@@ -21,7 +21,7 @@ from geartrain.cli.verb import (
 )
 from geartrain.devices.profile import Fleet
 from geartrain.errors import ConfigError
-from geartrain.launch import LaunchSettings, create_run_directory, launch
+from geartrain.launch import LaunchSettings, check_script, create_run_directory, launch
 from geartrain.monitoring.plain_display import PlainDisplay
 from geartrain.planner import ModelProfile, Plan, Workload, solve
 from geartrain.planner.explanation import Explanation, explain, render_text
@@ -81,6 +81,7 @@ def plan(  # noqa: PLR0913 - one a command-line option
         found, profile = _plan_model(model_path, fleet_spec, global_batch_size)
     else:
         assert script is not None
+        check_script(script)
         fleet = find_fleet(fleet_spec, oversubscribe=oversubscribe)
         found, profile = _plan_script(script, arguments, fleet, run_dir)
     if output is not None:

@@ -21,6 +21,7 @@ from geartrain.cli.verb import (
 from geartrain.launch import (
     LaunchResult,
     LaunchSettings,
+    check_script,
     create_run_directory,
     launch,
 )
@@ -90,9 +91,14 @@ def run(
     step boundary and stops; a second one kills.
     """
     wanted_dir, script = options.pop("run_dir"), options["script"]
+    check_script(script)  # before the devices are probed
     fleet = find_fleet(fleet_spec, oversubscribe=oversubscribe)
+    # Checked before a directory is made, so that a wrong option leaves none behind.
+    settings = LaunchSettings(
+        fleet=fleet, run_dir=wanted_dir or Path(), preload=PRELOAD, **options
+    )
     run_dir = create_run_directory(script, wanted_dir)
-    settings = LaunchSettings(fleet=fleet, run_dir=run_dir, preload=PRELOAD, **options)
+    settings = dataclasses.replace(settings, run_dir=run_dir)
     title = f"{script} on {fleet.spec or 'all local devices'} ({', '.join(fleet.labels)})"
     with open_display(run_dir, title) as display:
         result = launch(settings, display)

@@ -7,6 +7,7 @@ from geartrain.launch.settings import (
     LaunchResult,
     LaunchSettings,
     SilentObserver,
+    check_script,
 )
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LaunchResult",
     "LaunchSettings",
     "SilentObserver",
+    "check_script",
     "create_run_directory",
     "launch",
 ]

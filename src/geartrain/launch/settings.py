@@ -39,9 +39,7 @@ class LaunchSettings:
     """Deadline of a worker's wait for its peers outside a step."""
 
     def __post_init__(self) -> None:
-        if not self.script.is_file():
-            msg = f"no script at {self.script}; name a Python file that exists"
-            raise ConfigError(msg)
+        check_script(self.script)
         if not (self.replan_threshold > 0 and math.isfinite(self.replan_threshold)):
             msg = (
                 f"replan_threshold={self.replan_threshold} must be > 0; "
@@ -54,6 +52,17 @@ class LaunchSettings:
         if self.plan_path is not None and not self.plan_path.is_file():
             msg = f"no plan at {self.plan_path}; write one with geartrain plan -o"
             raise ConfigError(msg)
+
+
+def check_script(script: Path) -> None:
+    """Refuse a script that does not exist.
+
+    Raises:
+        ConfigError: If it is not a file.
+    """
+    if not script.is_file():
+        msg = f"no script at {script}; name a Python file that exists"
+        raise ConfigError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
