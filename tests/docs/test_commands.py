@@ -64,6 +64,7 @@ def test_probe_lists_the_emulated_devices(folder: Path) -> None:
     assert all(f"emulated:{index}" in table for index in range(4))
 
 
+@pytest.mark.slow
 def test_torchrun_starts_a_script(folder: Path) -> None:
     assert "epoch 9: loss" in run_block("torchrun", folder)
 

@@ -68,6 +68,7 @@ def test_geartrain_loop_under_torchrun_prints_the_same_losses(
     )
 
 
+@pytest.mark.slow
 def test_ddp_loop_runs_under_torchrun(tmp_path: Path) -> None:
     output = run_command(
         "torchrun", "--nproc-per-node", "2", EXAMPLES / "ddp_loop.py", cwd=tmp_path
