@@ -128,7 +128,16 @@ def run_ranks(
 def _started(tasks: list[_Task]) -> Iterator[list[tuple[ForkServerProcess, Connection]]]:
     context = multiprocessing.get_context("forkserver")
     # pytest is preloaded because each process imports the main module of its parent.
-    context.set_forkserver_preload(["torch", "torch.distributed", "pytest", __name__])
+    context.set_forkserver_preload(
+        [
+            "torch",
+            "torch.distributed",
+            "pytest",
+            "geartrain.session",
+            "torch._dynamo",
+            __name__,
+        ]
+    )
     ranks = []
     try:
         for task in tasks:

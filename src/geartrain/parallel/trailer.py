@@ -17,6 +17,7 @@ SLOT_FIELDS = (
     "data_s",
     "peak_memory_bytes",
     "num_samples",
+    "expected_s",
     "probe_s",
     "plan_code",
 )
@@ -33,6 +34,8 @@ class RankFigures:
     data_s: float = 0.0
     peak_memory_bytes: float = 0.0
     num_samples: float = 0.0
+    expected_s: float = 0.0
+    """What the profile says that compute (or the probe) takes here; 0 for no work."""
     probe_s: float = 0.0
     """Left-out devices now and then: time of one micro-batch."""
     plan_code: float = 0.0

@@ -1,0 +1,179 @@
+"""Keeps the plan in force on this rank, and corrects it as the run shows how it goes.
+
+Every rank runs the same pure corrector on the same numbers (the trailer of each step),
+so all reach the same plan without a message; the trailer's plan code proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from geartrain.data.sampler import ShareView
+from geartrain.planner import ModelProfile, Plan, Workload
+from geartrain.planner.correction import (
+    CorrectionSettings,
+    CorrectionState,
+    DeviceObservation,
+    expected_compute_s,
+    observe,
+    start_correction,
+)
+from geartrain.planner.curve_fit import best_samples_per_s
+from geartrain.planner.pinned_plan import check_plan
+from geartrain.planner.prediction import scale_profile
+from geartrain.planner.solver import solve
+
+if TYPE_CHECKING:
+    from geartrain.parallel.run_recorder import RunRecorder
+    from geartrain.parallel.trailer import RankFigures
+
+_CALIBRATING_STEP = 2
+"""Without a measured profile rates are read off this step: the first one warms up."""
+
+_PROBE_EVERY_STEPS = 20
+"""How often a left-out device shows how fast it is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperSettings:
+    """How a plan is kept."""
+
+    workload: Workload
+    replan_threshold: float = 0.15
+    corrects: bool = True
+    is_declared: bool = False
+    """The profile was declared, not measured: calibrate it from the first steps."""
+
+
+@dataclass(slots=True)
+class PlanKeeper:
+    """The plan of one loader's global batches."""
+
+    profile: ModelProfile
+    plan: Plan
+    device_ids: tuple[str, ...]
+    settings: KeeperSettings
+    recorder: RunRecorder
+    probe: Callable[[int], float]
+    _corrector: CorrectionState | None = field(init=False, default=None)
+    _num_seen: int = 0
+
+    def __post_init__(self) -> None:
+        if self.settings.corrects and not self.settings.is_declared:
+            self._start()
+
+    @property
+    def member_ranks(self) -> tuple[int, ...]:
+        """Ranks that exchange gradients, rising."""
+        members = {replica.device_id for replica in self.plan.replicas}
+        return tuple(r for r, i in enumerate(self.device_ids) if i in members)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of a full global batch, in rank order, without the tail."""
+        shares = {replica.device_id: replica.share for replica in self.plan.replicas}
+        return tuple(shares.get(device_id, 0) for device_id in self.device_ids)
+
+    def share_view(self, rank: int) -> ShareView:
+        """The shares in force, in rank order."""
+        return ShareView(
+            shares=self.shares,
+            rank=rank,
+            tail_samples=self.plan.tail_samples,
+        )
+
+    def rate_fraction(self, rank: int) -> float:
+        """This rank's part of the fleet's samples per second."""
+        rates = [best_samples_per_s(curve) for curve in self.profile.curves]
+        return rates[rank] / sum(rates)
+
+    def pin(self, plan: Plan) -> None:
+        """Carry out a given plan from now on and stop correcting.
+
+        Raises:
+            ConfigError: If it does not fit.
+        """
+        size = self.settings.workload.global_batch_size
+        check_plan(plan, self.device_ids, global_batch_size=size)
+        self.plan = plan
+        self._corrector = None
+        self.settings = replace(self.settings, corrects=False)
+
+    def expected_s(self, rank: int, micro_batch_sizes: Sequence[int]) -> float:
+        """What the profile says this rank takes for the micro-batches it ran."""
+        device_id = self.device_ids[rank]
+        return expected_compute_s(self.profile, device_id, micro_batch_sizes)
+
+    def probe_if_due(self, rank: int, step_index: int) -> tuple[float, float]:
+        """On a left-out rank now and then: a micro-batch's measured and expected time."""
+        if not self.settings.corrects or step_index % _PROBE_EVERY_STEPS:
+            return 0.0, 0.0
+        curve = self.profile.curves[rank]
+        size = min(curve.micro_batch_sizes[-1], curve.max_micro_batch_size)
+        expected_s = expected_compute_s(
+            self.profile, curve.device_id, [size], with_optimizer=False
+        )
+        return self.probe(size), expected_s
+
+    def observe(self, step_index: int, figures: Sequence[RankFigures]) -> None:
+        """Take in a step; may change the plan for the next one."""
+        if not self.settings.corrects:
+            return
+        self._num_seen += 1
+        if self._corrector is None:
+            if self._num_seen == _CALIBRATING_STEP:
+                self._calibrate(step_index, figures)
+            return
+        self._correct(step_index, figures)
+
+    def _start(self) -> None:
+        self._corrector = start_correction(
+            self.profile,
+            self.settings.workload,
+            self.plan,
+            CorrectionSettings(threshold=self.settings.replan_threshold),
+        )
+
+    def _correct(self, step_index: int, figures: Sequence[RankFigures]) -> None:
+        assert self._corrector is not None
+        observations = [
+            DeviceObservation(
+                device_id=device_id,
+                compute_s=figure.probe_s or figure.compute_s,
+                expected_s=figure.expected_s,
+            )
+            for device_id, figure in zip(self.device_ids, figures, strict=True)
+        ]
+        self._corrector, decision = observe(self._corrector, observations)
+        for event in decision.events:
+            self.recorder.add_event(
+                step_index, event.kind, event.message, event.device_id, event.values
+            )
+        if decision.new_plan is not None:
+            self.plan = decision.new_plan
+
+    def _calibrate(self, step_index: int, figures: Sequence[RankFigures]) -> None:
+        """Replace declared speeds by those of a step; all ranks see the same figures."""
+        scales = [
+            figure.compute_s / figure.expected_s
+            for figure in figures
+            if figure.expected_s > 0 and figure.compute_s > 0
+        ]
+        if not scales:
+            self._num_seen = 0
+            return
+        typical = sorted(scales)[len(scales) // 2]
+        factors = {
+            device_id: figure.compute_s / figure.expected_s
+            if figure.expected_s > 0 and figure.compute_s > 0
+            else typical
+            for device_id, figure in zip(self.device_ids, figures, strict=True)
+        }
+        self.profile = scale_profile(self.profile, factors)
+        self.plan = solve(self.profile, self.settings.workload)
+        self.recorder.add_event(
+            step_index, "replanned", "planned by the first steps' speeds"
+        )
+        self._start()

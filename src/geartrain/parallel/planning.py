@@ -1,0 +1,264 @@
+"""From the first batch to a plan: measure, share what was measured, solve."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geartrain.errors import ConfigError
+from geartrain.parallel.fleet_measurement import (
+    ModelFacts,
+    declared_profile,
+    gather_profile,
+)
+from geartrain.parallel.model_measurement import (
+    DeviceMemory,
+    MeasurementSettings,
+    measure_curve,
+)
+from geartrain.parallel.plan_keeper import KeeperSettings, PlanKeeper
+from geartrain.parallel.sample_context import SampleContext, use_sample_context
+from geartrain.planner import ComputeCurve, ModelProfile, Plan, Workload
+from geartrain.planner.pinned_plan import check_plan
+from geartrain.planner.solver import solve
+from geartrain.telemetry import write_document
+from geartrain.units import format_seconds
+
+if TYPE_CHECKING:
+    from geartrain.data.loader import ShareLoader
+    from geartrain.parallel.model_calls import ModelCalls
+    from geartrain.parallel.ranks import RankPlace
+    from geartrain.parallel.run_recorder import RunRecorder
+    from geartrain.parallel.step_engine import StepEngine
+    from geartrain.parallel.trainer import TrainerSettings
+    from geartrain.parallel.worker_spec import WorkerSpec
+
+DECLARED_MICRO_BATCH_SIZE = 8
+"""Where nothing may be measured and the user fixed no size."""
+
+_OPTIMIZER_COPIES = 2
+"""Adam's two moments; what an optimizer really keeps is not known before a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningRequest:
+    """What planning needs to know and use."""
+
+    place: RankPlace
+    loader: ShareLoader
+    calls: ModelCalls
+    engine: StepEngine
+    settings: TrainerSettings
+    spec: WorkerSpec | None
+    recorder: RunRecorder
+    profile: ModelProfile | None
+    """Of an earlier loader with the same model."""
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether the model can and may be measured."""
+        may = not self.settings.deterministic and self.settings.pinned_plan is None
+        return may and self.calls.loss_fn is not None and self.place.world_size > 1
+
+
+def make_keeper(request: PlanningRequest) -> PlanKeeper:
+    """Make the plan for a loader's global batches; all ranks call it together.
+
+    Raises:
+        ConfigError: If a pinned plan does not fit.
+        DeviceError: If the model does not fit on a device.
+        SystemExit: In the launcher's mode ``plan``, once the plan is written.
+    """
+    is_planning_only = request.spec is not None and request.spec.mode == "plan"
+    profile = request.profile or _make_profile(request, force=is_planning_only)
+    plan = _make_plan(request, profile)
+    keeper = PlanKeeper(
+        profile=profile,
+        plan=plan,
+        device_ids=request.place.groups.device_ids,
+        settings=_keeper_settings(request),
+        recorder=request.recorder,
+        probe=lambda size: _time_micro_batch(request, size),
+    )
+    _write(request, profile, plan)
+    if is_planning_only:
+        raise SystemExit(0)
+    return keeper
+
+
+def _make_profile(request: PlanningRequest, *, force: bool) -> ModelProfile:
+    facts = ModelFacts(
+        name=type(request.calls.model).__name__,
+        num_parameters=request.engine.num_parameters,
+        gradient_bytes=request.engine.gradient_bytes,
+    )
+    wants = request.is_measurable or (force and request.calls.loss_fn is not None)
+    if not wants:
+        size = request.settings.micro_batch_size or _declared_size(request)
+        return declared_profile(request.place, facts, size)
+    started_at_s = time.perf_counter()
+    profile = gather_profile(request.place, facts, lambda: _measure(request))
+    took = format_seconds(time.perf_counter() - started_at_s)
+    points = ", ".join(
+        f"{curve.device_id}: {len(curve.seconds)} sizes up to {curve.micro_batch_sizes[-1]}"
+        for curve in profile.curves
+    )
+    request.recorder.add_event(0, "profiled", f"measured the model in {took} ({points})")
+    return profile
+
+
+def _declared_size(request: PlanningRequest) -> int:
+    if request.place.world_size == 1 and not request.settings.deterministic:
+        return request.loader.config.global_batch_size
+    return min(DECLARED_MICRO_BATCH_SIZE, request.loader.config.global_batch_size)
+
+
+def _make_plan(request: PlanningRequest, profile: ModelProfile) -> Plan:
+    size = request.loader.config.global_batch_size
+    device_ids = request.place.groups.device_ids
+    pinned = request.settings.pinned_plan
+    if pinned is not None:
+        check_plan(pinned, device_ids, global_batch_size=size)
+        if pinned.uniform_micro_batches < request.settings.sync_batchnorm:
+            msg = (
+                "the pinned plan has uniform_micro_batches=false, but sync_batchnorm=True "
+                "needs the same number of micro-batches on every device; plan again"
+            )
+            raise ConfigError(msg)
+        return pinned
+    return solve(_capped(profile, request.settings.micro_batch_size), _workload(request))
+
+
+def _workload(request: PlanningRequest) -> Workload:
+    size = request.loader.config.global_batch_size
+    deterministic = request.settings.deterministic
+    fraction = request.spec.tail_fraction if request.spec is not None else 0.0
+    has_tail = not deterministic and not request.settings.sync_batchnorm
+    return Workload(
+        global_batch_size=size,
+        uniform_micro_batches=request.settings.sync_batchnorm,
+        tail_samples=round(size * fraction) if has_tail else 0,
+        required_device_ids=request.place.groups.device_ids if deterministic else (),
+    )
+
+
+def _capped(profile: ModelProfile, micro_batch_size: int | None) -> ModelProfile:
+    """Hold every device to the micro-batch size that the user fixed."""
+    if micro_batch_size is None:
+        return profile
+    curves = tuple(
+        replace(
+            curve, max_micro_batch_size=min(curve.max_micro_batch_size, micro_batch_size)
+        )
+        for curve in profile.curves
+    )
+    return replace(profile, curves=curves)
+
+
+def _keeper_settings(request: PlanningRequest) -> KeeperSettings:
+    threshold = request.spec.replan_threshold if request.spec is not None else 0.15
+    is_fixed = request.settings.deterministic or request.settings.pinned_plan is not None
+    return KeeperSettings(
+        workload=_workload(request),
+        replan_threshold=threshold,
+        corrects=not is_fixed and request.place.world_size > 1,
+        is_declared=not request.is_measurable and request.profile is None,
+    )
+
+
+def _write(request: PlanningRequest, profile: ModelProfile, plan: Plan) -> None:
+    request.recorder.add_event(
+        0,
+        "planned",
+        f"planned {plan.global_batch_size} samples over {len(plan.replicas)} devices",
+        values={
+            "total_steps": float(request.settings.total_steps or 0),
+            "bound_samples_per_s": (
+                plan.global_batch_size / plan.bound_step_s if plan.bound_step_s else 0.0
+            ),
+            "predicted_step_s": plan.predicted_step_s,
+        },
+    )
+    if request.spec is not None and request.place.rank == 0:
+        run_dir = Path(request.spec.run_dir)
+        write_document(run_dir / "model.json", profile)
+        write_document(run_dir / "plan.json", plan)
+
+
+# -- measuring ------------------------------------------------------------------------
+
+
+def _measure(request: PlanningRequest) -> ComputeCurve:
+    """Measure without leaving a trace in buffers, gradients or generators."""
+    model = request.calls.model
+    buffers = copy.deepcopy(dict(model.named_buffers()))
+    batches: dict[int, Any] = {}  # the user's batches, read before the clock runs
+
+    def run(size: int) -> None:
+        if size not in batches:
+            batches.clear()
+            batches[size] = request.loader.fetch_profile_batch(size)
+        _run_micro_batch(request, batches[size], size)
+
+    largest = request.settings.micro_batch_size or request.loader.config.global_batch_size
+    with torch.random.fork_rng(devices=[]):
+        curve = measure_curve(run, _device_memory(request), largest, MeasurementSettings())
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    _drop_gradients(request)
+    return curve
+
+
+def _run_micro_batch(request: PlanningRequest, batch: Any, size: int) -> None:
+    context = SampleContext(
+        seed=0, step=0, sample_indices=torch.zeros(size, dtype=torch.int64)
+    )
+    with use_sample_context(context):
+        terms = request.calls.loss_terms(batch)
+        loss = sum(term.loss_sum for term in terms.values()) / size
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()  # type: ignore[no-untyped-call]
+    request.place.device.synchronize()
+
+
+def _time_micro_batch(request: PlanningRequest, size: int) -> float:
+    """Time one micro-batch on a device that is left out, to see whether it recovered."""
+    batch = request.loader.fetch_profile_batch(size)
+    started_at_s = time.perf_counter()
+    _run_micro_batch(request, batch, size)
+    seconds = time.perf_counter() - started_at_s
+    _drop_gradients(request)
+    return seconds
+
+
+def _drop_gradients(request: PlanningRequest) -> None:
+    if request.engine.buckets is not None:
+        request.engine.buckets.begin_step()
+    else:
+        for parameter in request.calls.model.parameters():
+            parameter.grad = None
+
+
+def _device_memory(request: PlanningRequest) -> DeviceMemory:
+    device = request.place.device
+    parameter_bytes = sum(
+        p.numel() * p.element_size() for p in request.calls.model.parameters()
+    )
+    kept = parameter_bytes + (1 + _OPTIMIZER_COPIES) * request.engine.gradient_bytes
+    counts_tensors = device.adapter.memory_stats(device.local_id).counts == "tensors"
+    return DeviceMemory(
+        device_id=device.profile.device_id,
+        limit_bytes=device.profile.memory_limit_bytes or device.profile.memory_bytes,
+        fixed_bytes=kept,
+        reset_peak=(lambda: device.adapter.reset_peak(device.local_id))
+        if counts_tensors
+        else None,
+        peak_bytes=(lambda: device.adapter.memory_stats(device.local_id).peak_bytes)
+        if counts_tensors
+        else None,
+    )

@@ -1,0 +1,177 @@
+"""Join the other ranks: torch.distributed's groups, made and named in one place."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from geartrain.collectives.rendezvous import Rendezvous
+from geartrain.collectives.torch_collective import LocalCollective, TorchCollective
+from geartrain.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._C._distributed_c10d import Store
+
+    from geartrain.collectives.protocol import Collective
+
+_LAST_WAIT_S = 2.0
+
+
+@dataclass(slots=True)
+class RankGroups:
+    """This rank among the others, and groups of some of them.
+
+    Args:
+        rank: This process.
+        world_size: All processes.
+        device_ids: The device of each rank.
+        store: Shared key-value store; None for a single rank.
+        timeout_s: Deadline of each wait.
+    """
+
+    rank: int
+    world_size: int
+    device_ids: tuple[str, ...]
+    store: Store | None
+    timeout_s: float
+    owns_default_group: bool = False
+    _groups: dict[tuple[str, tuple[int, ...]], TorchCollective] = field(
+        default_factory=dict
+    )
+    _failures: int = 0
+    rendezvous: Rendezvous = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rendezvous = Rendezvous(
+            store=self.store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout_s=self.timeout_s,
+            member_ids=self.device_ids,
+        )
+
+    def collective(
+        self, ranks: Sequence[int] | None = None, purpose: str = "gradients"
+    ) -> Collective:
+        """The collective of some ranks (all by default).
+
+        All ranks must ask for the same groups in the same order, members or not.
+
+        Args:
+            ranks: The members.
+            purpose: Collectives of one purpose keep their order among themselves only;
+                what runs inside a model needs a group of its own, since gradients are
+                sent while its backward runs.
+        """
+        members = tuple(sorted(ranks)) if ranks is not None else self._everyone
+        if len(members) == 1 or self.world_size == 1:
+            return LocalCollective()
+        key = (purpose, members)
+        if key not in self._groups:
+            self._groups[key] = self._make(members, is_first=not self._groups)
+        return self._groups[key]
+
+    def process_group(
+        self, ranks: Sequence[int] | None = None, purpose: str = "gradients"
+    ) -> dist.ProcessGroup | None:
+        """The torch group behind ``collective``; None for a single member."""
+        collective = self.collective(ranks, purpose)
+        if isinstance(collective, TorchCollective):
+            return collective.process_group
+        return None
+
+    def collect_last_waits(self, wait_s: float) -> list[float]:
+        """Tell rank 0 how long this rank's last exchange took, without a collective.
+
+        Returns:
+            On rank 0 the waits of all ranks; its own stands in for a rank that does
+            not answer within 2 s. Elsewhere this rank's wait for all.
+        """
+        waits_s = [wait_s] * self.world_size
+        if self.store is None:
+            return waits_s
+        with contextlib.suppress(RuntimeError, ConnectionError):
+            self.store.set(f"last_wait/{self.rank}", str(wait_s))
+            if self.rank == 0:
+                keys = [f"last_wait/{r}" for r in range(self.world_size)]
+                self.store.wait(keys, timedelta(seconds=_LAST_WAIT_S))
+                waits_s = [float(self.store.get(key)) for key in keys]
+        return waits_s
+
+    def leave(self) -> None:
+        """Drop all groups."""
+        self._groups.clear()
+        if self.owns_default_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def _everyone(self) -> tuple[int, ...]:
+        return tuple(range(self.world_size))
+
+    def _make(self, members: tuple[int, ...], *, is_first: bool) -> TorchCollective:
+        if members == self._everyone and is_first:
+            group = dist.group.WORLD
+        else:
+            group = dist.new_group(list(members), timeout=timedelta(seconds=self.timeout_s))
+        assert group is not None
+        names = tuple(self.device_ids[r] for r in members)
+        collective = TorchCollective(group, names, self.timeout_s)
+        collective.find_missing = self._find_missing
+        return collective
+
+    def _find_missing(self) -> list[str]:
+        self._failures += 1
+        return self.rendezvous.find_missing(str(self._failures))
+
+
+def join(backend: str, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+    """Initialise torch.distributed's default group.
+
+    Raises:
+        CommunicationError: If not all ranks came in time.
+    """
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("geartrain/default", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ConnectionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        msg = (
+            f"rank {rank} of {world_size} could not join the others within "
+            f"{timeout_s:g} s: {reason}; look at the other workers' logs"
+        )
+        raise CommunicationError(msg) from error
+
+
+def choose_backend(backends_by_rank: Sequence[tuple[str, ...]]) -> str:
+    """Pick one backend for gradients that every rank's device supports.
+
+    Args:
+        backends_by_rank: What each rank's device supports, preferred first.
+
+    Returns:
+        A torch.distributed backend string. A vendor's library is chosen only where
+        all ranks have it; Gloo always carries what lies in host memory.
+
+    >>> choose_backend([("nccl", "gloo"), ("nccl", "gloo")])
+    'cpu:gloo,cuda:nccl'
+    >>> choose_backend([("nccl", "gloo"), ("gloo",)])
+    'gloo'
+    """
+    device_types = {"nccl": "cuda", "hccl": "npu", "xccl": "xpu"}
+    for backend in backends_by_rank[0]:
+        shared = all(backend in backends for backends in backends_by_rank)
+        if shared and backend in device_types:
+            return f"cpu:gloo,{device_types[backend]}:{backend}"
+    return "gloo"

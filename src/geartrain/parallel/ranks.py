@@ -1,0 +1,213 @@
+"""This process among the others: its device, the fleet, and how they are connected."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from geartrain.collectives.rendezvous import Rendezvous
+from geartrain.devices import DeviceProfile, Fleet
+from geartrain.devices.registry import load_adapter, load_adapters
+from geartrain.errors import CommunicationError, ConfigError
+from geartrain.parallel.process_group import RankGroups, choose_backend, join
+from geartrain.telemetry import read_document
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    from geartrain.devices.adapter import DeviceAdapter
+    from geartrain.parallel.worker_spec import WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+_PREFERRED_KINDS = ("cuda", "rocm", "xpu", "npu", "mps", "xla", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDevice:
+    """A device of this process and the adapter that works it."""
+
+    profile: DeviceProfile
+    """As the fleet lists it; its id is unique among all ranks."""
+    adapter: DeviceAdapter
+    local_id: str
+    """Its id on this node, which the adapter knows."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Torch's name of the device."""
+        return self.adapter.torch_device(self.local_id)
+
+    @property
+    def works_asynchronously(self) -> bool:
+        """Whether kernels still run after the call that started them has returned."""
+        return self.torch_device.type != "cpu"
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+        if self.works_asynchronously:
+            self.adapter.synchronize(self.local_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """One rank's device, the fleet in rank order, and its groups."""
+
+    device: LocalDevice
+    fleet: Fleet
+    groups: RankGroups
+
+    @property
+    def rank(self) -> int:
+        """This process."""
+        return self.groups.rank
+
+    @property
+    def world_size(self) -> int:
+        """All processes."""
+        return self.groups.world_size
+
+
+def connect_worker(spec: WorkerSpec) -> RankPlace:
+    """Take the place that ``geartrain run`` gave this process.
+
+    Raises:
+        CommunicationError: If the others can't be reached in time.
+        ConfigError: If the spec and the fleet disagree.
+    """
+    fleet = read_document(Path(spec.fleet_path), Fleet)
+    if len(fleet.devices) != spec.world_size:
+        msg = (
+            f"{spec.fleet_path} lists {len(fleet.devices)} devices but world_size is "
+            f"{spec.world_size}; start again with `geartrain run`"
+        )
+        raise ConfigError(msg)
+    profile = fleet.devices[spec.rank]
+    device = LocalDevice(
+        profile=profile, adapter=load_adapter(profile.kind), local_id=profile.device_id
+    )
+    if spec.world_size == 1:
+        return _alone(device, fleet, spec.timeout_s)
+    store = _connect_store(spec)
+    join(_backend(fleet), store, spec.rank, spec.world_size, spec.timeout_s)
+    return _place(device, fleet, spec.rank, PrefixStore("geartrain", store), spec.timeout_s)
+
+
+def connect_torchrun(local_rank: int, timeout_s: float) -> RankPlace:
+    """Take the place that torchrun (RANK, WORLD_SIZE, MASTER_ADDR...) gave.
+
+    Raises:
+        CommunicationError: If the others can't be reached in time.
+    """
+    store, rank, world_size = next(
+        rendezvous("env://", timeout=timedelta(seconds=timeout_s))
+    )
+    shared = PrefixStore("geartrain", store)
+    device, fleet = _gather_fleet(local_rank, rank, world_size, shared, timeout_s)
+    if world_size == 1:
+        return _alone(device, fleet, timeout_s)
+    join(_backend(fleet), store, rank, world_size, timeout_s)
+    return _place(device, fleet, rank, shared, timeout_s)
+
+
+def adopt_group(timeout_s: float) -> RankPlace:
+    """Use the default process group that the script has made itself."""
+    from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
+
+    shared = PrefixStore("geartrain", _get_default_store())
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    local_rank = dist.get_node_local_rank(fallback_rank=rank)
+    device, fleet = _gather_fleet(local_rank, rank, world_size, shared, timeout_s)
+    groups = RankGroups(
+        rank, world_size, tuple(d.device_id for d in fleet.devices), shared, timeout_s
+    )
+    return RankPlace(device=device, fleet=fleet, groups=groups)
+
+
+def stand_alone(timeout_s: float) -> RankPlace:
+    """One process, one device: an accelerator if there is one, else the CPU."""
+    device = local_device(0)
+    return _alone(device, Fleet(devices=(device.profile,)), timeout_s)
+
+
+def local_device(local_rank: int) -> LocalDevice:
+    """The device of the local rank: accelerators in order, else the CPU."""
+    adapters = load_adapters()
+    for kind in _PREFERRED_KINDS:
+        adapter = adapters.get(kind)
+        if adapter is None or not adapter.is_available():
+            continue
+        profiles = adapter.list_devices()
+        profile = profiles[local_rank % len(profiles)]
+        return LocalDevice(profile=profile, adapter=adapter, local_id=profile.device_id)
+    msg = "no device adapter works, not even the CPU's; reinstall geartrain"
+    raise ConfigError(msg)
+
+
+def _gather_fleet(
+    local_rank: int, rank: int, world_size: int, store: Store, timeout_s: float
+) -> tuple[LocalDevice, Fleet]:
+    device = local_device(local_rank)
+    names = tuple(f"rank {r}" for r in range(world_size))
+    rendezvous = Rendezvous(PrefixStore("fleet", store), rank, world_size, timeout_s, names)
+    mine = dataclasses.replace(device.profile, node_id=socket.gethostname())
+    profiles = rendezvous.gather("device profile", mine, DeviceProfile)
+    fleet = Fleet(devices=tuple(_unique_names(profiles)))
+    return dataclasses.replace(device, profile=fleet.devices[rank]), fleet
+
+
+def _unique_names(profiles: list[DeviceProfile]) -> list[DeviceProfile]:
+    """Two ranks may share a CPU, and two nodes both have a cuda:0."""
+    ids = [p.device_id for p in profiles]
+    if len({p.node_id for p in profiles}) > 1:
+        ids = [f"{p.node_id}/{p.device_id}" for p in profiles]
+    return [
+        dataclasses.replace(p, device_id=f"{i}#{r}" if ids.count(i) > 1 else i)
+        for r, (p, i) in enumerate(zip(profiles, ids, strict=True))
+    ]
+
+
+def _backend(fleet: Fleet) -> str:
+    return choose_backend([device.collective_backends for device in fleet.devices])
+
+
+def _connect_store(spec: WorkerSpec) -> Store:
+    try:
+        return TCPStore(
+            spec.store_host,
+            spec.store_port,
+            is_master=False,
+            timeout=timedelta(seconds=spec.timeout_s),
+        )
+    except (RuntimeError, ConnectionError) as error:
+        msg = (
+            f"rank {spec.rank} could not reach the rendezvous store at "
+            f"{spec.store_host}:{spec.store_port} within {spec.timeout_s:g} s; is the "
+            "launcher still running?"
+        )
+        raise CommunicationError(msg) from error
+
+
+def _alone(device: LocalDevice, fleet: Fleet, timeout_s: float) -> RankPlace:
+    ids = (device.profile.device_id,)
+    return RankPlace(
+        device=device, fleet=fleet, groups=RankGroups(0, 1, ids, None, timeout_s)
+    )
+
+
+def _place(
+    device: LocalDevice, fleet: Fleet, rank: int, store: Store, timeout_s: float
+) -> RankPlace:
+    ids = tuple(d.device_id for d in fleet.devices)
+    groups = RankGroups(rank, len(ids), ids, store, timeout_s, owns_default_group=True)
+    return RankPlace(device=device, fleet=fleet, groups=groups)

@@ -1,0 +1,124 @@
+"""Turns what the ranks exchanged into StepRecords and events on disk."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from geartrain.telemetry import RunEvent, RunLogWriter, StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from geartrain.parallel.trailer import RankFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """A step as all ranks know it right after its exchange."""
+
+    step: int
+    at_s: float
+    step_s: float
+    loss: float
+    figures: tuple[RankFigures, ...]
+
+
+def split_waits(waits_s: Sequence[float]) -> list[tuple[float, float]]:
+    """Split each rank's wait into transfer and idle time.
+
+    The rank that waited least came last: its wait is the transfer, and what the
+    others waited longer they waited for it.
+
+    Returns:
+        (comm_s, idle_s) a rank.
+
+    >>> split_waits([0.5, 0.1])
+    [(0.1, 0.4), (0.1, 0.0)]
+    """
+    transfer_s = min(waits_s)
+    return [(transfer_s, wait_s - transfer_s) for wait_s in waits_s]
+
+
+@dataclass(slots=True)
+class RunRecorder:
+    """Writes a run log; on ranks without one it does nothing.
+
+    How long a rank waited in a step is known to the others one step later, so a
+    step's records are written when the next one ends.
+    """
+
+    device_ids: tuple[str, ...]
+    run_dir: Path | None = None
+    _writer: RunLogWriter | None = None
+    _held: StepFacts | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if self.run_dir is not None:
+            self._writer = RunLogWriter(self.run_dir)
+
+    def add_step(self, facts: StepFacts) -> None:
+        """Take a step; writes the one before, whose waits have come with it."""
+        if self._held is not None:
+            self._write(self._held, [f.previous_wait_s for f in facts.figures])
+        self._held = facts
+
+    def add_event(
+        self,
+        step: int,
+        kind: str,
+        message: str,
+        device_id: str = "",
+        values: dict[str, float] | None = None,
+    ) -> None:
+        """Write an event."""
+        if self._writer is None:
+            return
+        event = RunEvent(
+            step=step,
+            at_s=time.time(),
+            kind=kind,  # type: ignore[arg-type]  # one of EventKind, checked on reading
+            message=message,
+            device_id=device_id,
+            values=values or {},
+        )
+        self._writer.add_event(event)
+
+    def flush(self, waits_s: Sequence[float]) -> None:
+        """Write the last step, whose waits were gathered separately."""
+        if self._held is not None:
+            self._write(self._held, waits_s)
+            self._held = None
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self, facts: StepFacts, waits_s: Sequence[float]) -> None:
+        if self._writer is None:
+            return
+        splits = split_waits(waits_s)
+        self._writer.add_steps(
+            [
+                StepRecord(
+                    step=facts.step,
+                    device_id=device_id,
+                    at_s=facts.at_s,
+                    step_s=facts.step_s,
+                    num_samples=round(figures.num_samples),
+                    compute_s=figures.compute_s,
+                    comm_s=comm_s,
+                    idle_s=idle_s,
+                    data_s=figures.data_s,
+                    peak_memory_bytes=round(figures.peak_memory_bytes),
+                    loss=facts.loss,
+                )
+                for device_id, figures, (comm_s, idle_s) in zip(
+                    self.device_ids, facts.figures, splits, strict=True
+                )
+            ]
+        )

@@ -1,0 +1,118 @@
+"""The whole training state: on disk, and to a device that comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geartrain.checkpoint.snapshot import load_snapshot, read_manifest, save_snapshot
+from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
+from geartrain.errors import CheckpointError
+from geartrain.parallel.state_sync import broadcast_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from geartrain.parallel.process_group import RankGroups
+
+_REQUIRED = ("model", "optimizer", "training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainState:
+    """What makes up the state of a training."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: Any  # torch's schedulers share no public base
+    scaler: torch.amp.GradScaler | None
+    step_index: int
+    seed: int
+
+    def components(self) -> dict[str, Any]:  # Any: trees of the checkpoint room
+        """State dicts by name."""
+        parts: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "training": {"step_index": self.step_index, "seed": self.seed},
+        }
+        if self.lr_scheduler is not None:
+            parts["lr_scheduler"] = self.lr_scheduler.state_dict()
+        if self.scaler is not None:
+            parts["loss_scaler"] = self.scaler.state_dict()
+        return parts
+
+    def restore(self, parts: dict[str, Any]) -> None:  # Any: see components
+        """Take on a state.
+
+        Raises:
+            CheckpointError: If it belongs to another model or optimizer.
+        """
+        try:
+            self.model.load_state_dict(parts["model"])
+            self.optimizer.load_state_dict(parts["optimizer"])
+            if self.lr_scheduler is not None and "lr_scheduler" in parts:
+                self.lr_scheduler.load_state_dict(parts["lr_scheduler"])
+            if self.scaler is not None and "loss_scaler" in parts:
+                self.scaler.load_state_dict(parts["loss_scaler"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            msg = (
+                f"the saved state does not fit this model and optimizer: {error}; build "
+                "them as they were when it was saved"
+            )
+            raise CheckpointError(msg) from error
+
+
+def save_state(
+    path: Path, state: TrainState, positions: Sequence[dict[str, int | bool]]
+) -> None:
+    """Write the state and the loaders' positions.
+
+    Raises:
+        CheckpointError: If it can't be written; an older snapshot there is kept.
+    """
+    components = state.components()
+    components["training"]["loaders"] = [dict(position) for position in positions]
+    save_snapshot(path, components, metadata={"step": state.step_index})
+
+
+def load_state(path: Path, state: TrainState) -> tuple[list[dict[str, int | bool]], int]:
+    """Read a state into the model and its companions.
+
+    Returns:
+        The loaders' positions, and how many steps had been made.
+
+    Raises:
+        CheckpointError: If it is damaged, incomplete, or of another model.
+    """
+    read_manifest(path)
+    parts = load_snapshot(path)
+    missing = [name for name in _REQUIRED if name not in parts]
+    if missing:
+        msg = f"{path} lacks {', '.join(missing)}; give the folder that save() was given"
+        raise CheckpointError(msg)
+    state.restore(parts)
+    training: Any = parts["training"]  # written by save_state
+    return list(training.get("loaders", [])), int(training["step_index"])
+
+
+def send_state(groups: RankGroups, members: tuple[int, ...], state: TrainState) -> None:
+    """Give rank 0's state to ranks that were left out; all ranks must call it.
+
+    Args:
+        groups: All ranks.
+        members: Rank 0 and those that return.
+        state: This rank's state: read on rank 0, written on the others.
+    """
+    group = groups.process_group(members)
+    if groups.rank not in members or group is None:
+        return
+    is_source = groups.rank == 0
+    data = tree_to_bytes(state.components()) if is_source else None
+    received = broadcast_bytes(data, group)
+    if not is_source:
+        parts: Any = tree_from_bytes(received)  # a tree that components() made
+        state.restore(parts)

@@ -1,0 +1,85 @@
+"""Give ranks the same state: at the start, and when a left-out device returns."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from geartrain.errors import ConfigError
+from geartrain.parallel.process_group import RankGroups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def check_same_model(groups: RankGroups, model: torch.nn.Module) -> None:
+    """Compare names, shapes and dtypes of the model over all ranks.
+
+    Raises:
+        ConfigError: If a rank has another model.
+    """
+    text = "\n".join(
+        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+        for name, tensor in _named_tensors(model)
+    )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digests = groups.rendezvous.gather("model layout", digest, str)
+    different = [groups.device_ids[r] for r, d in enumerate(digests) if d != digests[0]]
+    if different:
+        msg = (
+            f"{', '.join(different)} built another model than {groups.device_ids[0]} "
+            "(names, shapes or dtypes differ); build the same model on every rank"
+        )
+        raise ConfigError(msg)
+
+
+def broadcast_model(groups: RankGroups, model: torch.nn.Module) -> None:
+    """Give all ranks rank 0's parameters and buffers."""
+    group = groups.process_group()
+    if group is not None:
+        broadcast_tensors([tensor for _, tensor in _named_tensors(model)], group)
+
+
+def broadcast_buffers(groups: RankGroups, model: torch.nn.Module) -> None:
+    """Give all ranks rank 0's buffers (BatchNorm's running statistics)."""
+    group = groups.process_group()
+    if group is not None:
+        broadcast_tensors(list(model.buffers()), group)
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Replace tensors by those of rank 0, through host memory where needed."""
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and tensor.is_contiguous():
+            dist.broadcast(tensor, src=0, group=group)
+            continue
+        host = tensor.detach().cpu().contiguous()
+        dist.broadcast(host, src=0, group=group)
+        tensor.copy_(host)
+
+
+def broadcast_bytes(data: torch.Tensor | None, group: dist.ProcessGroup) -> torch.Tensor:
+    """Send a uint8 tensor of a size only rank 0 knows.
+
+    Args:
+        data: On rank 0 the bytes, shape (num_bytes,); elsewhere None.
+        group: A group with rank 0 in it.
+
+    Returns:
+        The bytes, on every member.
+    """
+    size = torch.tensor([0 if data is None else data.numel()], dtype=torch.int64)
+    dist.broadcast(size, src=0, group=group)
+    if data is None:
+        data = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(data, src=0, group=group)
+    return data
+
+
+def _named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    parameters = [(name, p.data) for name, p in model.named_parameters()]
+    return parameters + list(model.named_buffers())

@@ -1,0 +1,504 @@
+"""Carries a plan out on one rank: set-up, steps, re-plans, saving."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geartrain.data.batch_split import batch_size_of
+from geartrain.data.sampler import ShareView
+from geartrain.errors import ConfigError, TrainingStopped
+from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
+from geartrain.parallel.dropout import convert_dropout
+from geartrain.parallel.loss_terms import CountFunction, LossFunction, LossTerm
+from geartrain.parallel.model_calls import ForwardFunction, ModelCalls
+from geartrain.parallel.plan_keeper import PlanKeeper
+from geartrain.parallel.planning import PlanningRequest, make_keeper
+from geartrain.parallel.run_recorder import RunRecorder, StepFacts
+from geartrain.parallel.saved_state import TrainState, load_state, save_state, send_state
+from geartrain.parallel.seeding import seed_step
+from geartrain.parallel.state_sync import (
+    broadcast_buffers,
+    broadcast_model,
+    check_same_model,
+)
+from geartrain.parallel.step_engine import EngineSettings, StepEngine, StepOutcome
+from geartrain.parallel.step_work import MicroBatch, StepWork, check_share, sample_context
+from geartrain.parallel.tail_tickets import TailTickets
+from geartrain.parallel.trailer import RankFigures
+from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME, WorkerSpec
+
+if TYPE_CHECKING:
+    from geartrain.data.loader import ShareLoader
+    from geartrain.data.sampler import CurrentBatch
+    from geartrain.parallel.ranks import RankPlace
+    from geartrain.planner import Plan, Replica
+
+logger = logging.getLogger(__name__)
+
+_BATCHNORM_PURPOSE = "batchnorm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserParts:
+    """What the user handed to ``Session.setup``."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: Any = None  # torch's schedulers share no public base
+    loss_fn: LossFunction | None = None
+    forward_fn: ForwardFunction | None = None
+    count_fn: CountFunction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """How to train."""
+
+    seed: int = 0
+    max_grad_norm: float | None = None
+    sync_batchnorm: bool = False
+    invariant_dropout: bool = False
+    autocast_dtype: torch.dtype | None = None
+    loss_scaling: bool = False
+    micro_batch_size: int | None = None
+    overlap: bool = True
+    total_steps: int | None = None
+    deterministic: bool = False
+    pinned_plan: Plan | None = None
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One rank's trainer.
+
+    Args:
+        place: This rank among the others.
+        parts: The user's model and functions.
+        settings: How to train.
+        spec: What the launcher said; None without one.
+    """
+
+    place: RankPlace
+    parts: UserParts
+    settings: TrainerSettings
+    spec: WorkerSpec | None
+    model: torch.nn.Module = field(init=False)
+    step_index: int = 0
+    active_loader: ShareLoader | None = None
+    calls: ModelCalls = field(init=False)
+    is_evaluating: bool = False
+    _engine: StepEngine = field(init=False)
+    _recorder: RunRecorder = field(init=False)
+    _keepers: dict[int, PlanKeeper] = field(default_factory=dict)
+    _keeper: PlanKeeper | None = None
+    _members: tuple[int, ...] = ()
+    _stop_requested: bool = False
+    _batch: Any = None  # the share handed to the open step
+    _work: Iterator[MicroBatch] | None = None
+    _micro: MicroBatch | None = None
+    _sizes: list[int] = field(default_factory=list)  # micro-batches of the open step
+    _read_s: float = 0.0
+    _finished_at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._install_stop_handler()
+        run_dir = Path(self.spec.run_dir) if self.spec is not None else None
+        self._recorder = RunRecorder(
+            device_ids=self.place.groups.device_ids,
+            run_dir=run_dir if self.place.rank == 0 else None,
+        )
+        self.model = self._prepare_model()
+        self.calls = ModelCalls(
+            model=self.model,
+            device_type=self.place.device.torch_device.type,
+            loss_fn=self.parts.loss_fn,
+            forward_fn=self.parts.forward_fn,
+            count_fn=self.parts.count_fn,
+            autocast_dtype=self.settings.autocast_dtype,
+        )
+        self._engine = self._make_engine()
+        self._members = tuple(range(self.place.world_size))
+
+    # -- what the session asks ----------------------------------------------------
+
+    @property
+    def current_plan(self) -> Plan | None:
+        """The plan in force; None before the first batch."""
+        return self._keeper.plan if self._keeper is not None else None
+
+    def assign(self, loader: ShareLoader) -> ShareView:
+        """The shares in force for a loader's next batch; plans at the first one."""
+        if self.is_evaluating:
+            return self._evaluation_shares()
+        size = loader.config.global_batch_size
+        if size not in self._keepers:
+            self._keepers[size] = self._plan_for(loader)
+        self.active_loader = loader
+        self._use(self._keepers[size])
+        return self._keepers[size].share_view(self.place.rank)
+
+    def step(self, batch: Any) -> float:  # Any: the user's batch
+        """Make one optimizer step; see ``Session.step``."""
+        try:
+            for micro in self._open(batch):
+                with self._context(micro):
+                    terms = self.calls.loss_terms(micro.batch)
+                    self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
+                self._sizes.append(micro.num_samples)
+        except BaseException:
+            self._engine.abandon()
+            raise
+        return self._close()
+
+    def micro_batches(self, batch: Any) -> Iterator[Any]:  # Any: the user's batch
+        """Open a step for an own forward; see ``Session.micro_batches``."""
+        self._work = self._open(batch)
+        for micro in self._work:
+            self._micro = micro
+            with self._context(micro):
+                yield micro.batch
+            if self._micro is not None:
+                msg = "a micro-batch got no backward(); call it once for each micro-batch"
+                raise ConfigError(msg)
+        self._work = None
+
+    def backward(self, terms: dict[str, LossTerm]) -> None:
+        """Run backward of the open micro-batch; see ``Session.backward``."""
+        micro = self._micro
+        if micro is None:
+            msg = (
+                "backward() needs an open micro-batch; iterate session.micro_batches(batch)"
+            )
+            raise ConfigError(msg)
+        self._micro = None
+        self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
+        self._sizes.append(micro.num_samples)
+
+    def optimizer_step(self) -> float:
+        """Finish the step of an own forward; see ``Session.optimizer_step``."""
+        if self._work is not None:
+            msg = (
+                "optimizer_step() came before the last micro-batch; run the loop over "
+                "session.micro_batches(batch) to its end first"
+            )
+            raise ConfigError(msg)
+        return self._close()
+
+    def apply_plan(self, plan: Plan) -> None:
+        """Carry out another plan from the next batch on."""
+        keeper = self._keepers.get(plan.global_batch_size)
+        if keeper is None:
+            known = ", ".join(str(size) for size in self._keepers) or "none yet"
+            msg = (
+                f"no loader has global_batch_size={plan.global_batch_size} (planned: "
+                f"{known}); iterate the loader once, then apply a plan"
+            )
+            raise ConfigError(msg)
+        keeper.pin(plan)
+        self._use(keeper)
+
+    def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
+        """Save everything on rank 0; see ``Session.save``."""
+        if self.place.rank != 0:
+            return
+        save_state(path, self._state(), positions)
+        self._recorder.add_event(self.step_index, "saved", f"saved to {path}")
+
+    def load(self, path: Path) -> list[dict[str, int | bool]]:
+        """Load everything; returns the loaders' positions."""
+        positions, self.step_index = load_state(path, self._state())
+        return positions
+
+    def sync_buffers(self) -> None:
+        """Before evaluating: running statistics may differ between ranks."""
+        broadcast_buffers(self.place.groups, self.model)
+
+    def evaluation_micro_batch_size(self) -> int:
+        """Samples a forward pass without gradients may take."""
+        replica = self._replica()
+        return replica.micro_batch_size if replica is not None else 0
+
+    def close(self, *, gather_waits: bool) -> None:
+        """Write the last step's records."""
+        waits_s = [self._engine.last_wait_s] * self.place.world_size
+        if gather_waits:
+            waits_s = self.place.groups.collect_last_waits(self._engine.last_wait_s)
+        self._recorder.flush(waits_s)
+        self._recorder.close()
+
+    # -- a step ---------------------------------------------------------------------
+
+    def _open(self, batch: Any) -> Iterator[MicroBatch]:
+        self._sizes, self._read_s = [], 0.0
+        self._batch = batch
+        seed_step(self.settings.seed, self.step_index, self.place.rank)
+        loader = self.active_loader
+        if loader is None:
+            return self._open_without_loader(batch)
+        keeper = self._active_keeper()
+        tickets = self._tickets(keeper, loader.current)
+        check_share(
+            batch,
+            loader.current,
+            has_tail=tickets is not None,
+            is_own=batch is loader.last_batch,
+        )
+        self._engine.begin(loader.current.global_count, self._known_counts(batch))
+        replica = self._replica()
+        work = StepWork(
+            batch=batch,
+            replica=replica,
+            loader=loader,
+            uniform_count=self._uniform_count(keeper),
+            tickets=tickets if replica is not None else None,
+            on_read=self._exclude_reading,
+        )
+        return work.micro_batches()
+
+    def _open_without_loader(self, batch: Any) -> Iterator[MicroBatch]:
+        if self.place.world_size > 1:
+            msg = (
+                "step() got a batch but no session loader was iterated; with more than "
+                "one device take batches from session.setup_dataloader(...)"
+            )
+            raise ConfigError(msg)
+        count = batch_size_of(batch)
+        self._engine.begin(count)
+        return iter([MicroBatch(batch=batch, start=0, stop=count, is_last=True)])
+
+    def _close(self) -> float:
+        data_s = self._read_s
+        if self.active_loader is not None:
+            data_s += self.active_loader.last_wait_s
+        probe_s, expected_s = self._expectation()
+        figures = RankFigures(
+            data_s=data_s,
+            peak_memory_bytes=float(self._peak_bytes()),
+            num_samples=float(sum(self._sizes)),
+            expected_s=expected_s,
+            probe_s=probe_s,
+            plan_code=self._plan_code(),
+        )
+        outcome = self._engine.finish(figures, stop=self._stop_requested)
+        self._after_step(outcome)
+        return outcome.loss
+
+    def _after_step(self, outcome: StepOutcome) -> None:
+        now_s = time.time()
+        step_s = now_s - self._finished_at_s if self._finished_at_s else 0.0
+        self._finished_at_s = now_s
+        facts = StepFacts(
+            step=self.step_index,
+            at_s=now_s,
+            step_s=step_s,
+            loss=outcome.loss,
+            figures=tuple(outcome.trailer.ranks),
+        )
+        self._recorder.add_step(facts)
+        self._step_scheduler(outcome.loss)
+        self.step_index += 1
+        if outcome.trailer.stop_requested:
+            self._stop()
+        if self._keeper is not None and self.active_loader is not None:
+            self._keeper.observe(self.step_index, facts.figures)
+            self._use(self._keeper)
+
+    def _step_scheduler(self, loss: float) -> None:
+        scheduler = self.parts.lr_scheduler
+        if scheduler is None or self._engine.gradient_group is None:
+            return
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(loss)
+        else:
+            scheduler.step()
+
+    def _stop(self) -> None:
+        where = ""
+        if self.spec is not None and self.place.rank == 0:
+            path = Path(self.spec.run_dir) / "checkpoint"
+            loader = self.active_loader
+            self.save(path, [loader.state_dict()] if loader is not None else [])
+            where = f"; saved to {path}"
+        self._recorder.add_event(
+            self.step_index, "stopped", f"stopped when asked to{where}"
+        )
+        msg = f"stopped after {self.step_index} steps because it was asked to{where}"
+        raise TrainingStopped(msg)
+
+    def _known_counts(self, batch: Any) -> dict[str, float] | None:
+        """Fleet-wide counts by term; only several terms are worth the extra sum."""
+        own = self.calls.counts(batch)
+        if own is None or len(own) == 1:
+            return None
+        names = sorted(own)
+        totals = torch.tensor([own[name] for name in names], dtype=torch.float64)
+        self.place.groups.collective().all_reduce(totals).wait()
+        return dict(zip(names, totals.tolist(), strict=True))
+
+    def _context(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        current = self.active_loader.current if self.active_loader is not None else None
+        return sample_context(micro, current, self.settings.seed, self.step_index)
+
+    def _exclude_reading(self, seconds: float) -> None:
+        self._read_s += seconds
+        self._engine.exclude_time(seconds)
+
+    def _tickets(self, keeper: PlanKeeper, current: CurrentBatch) -> TailTickets | None:
+        tail = current.tail_stop - current.tail_start
+        store = self.place.groups.store
+        if not tail or store is None:
+            return None
+        tickets = TailTickets(
+            store=store,
+            step=self.step_index,
+            num_samples=tail,
+            rate_fraction=keeper.rate_fraction(self.place.rank),
+            largest_take=max(self.evaluation_micro_batch_size(), 1),
+        )
+        if self.place.rank == 0:
+            tickets.forget_old()
+        return tickets
+
+    def _uniform_count(self, keeper: PlanKeeper) -> int | None:
+        if not keeper.plan.uniform_micro_batches or self.place.world_size == 1:
+            return None
+        return max(replica.num_micro_batches for replica in keeper.plan.replicas)
+
+    # -- plans ------------------------------------------------------------------------
+
+    def _plan_for(self, loader: ShareLoader) -> PlanKeeper:
+        request = PlanningRequest(
+            place=self.place,
+            loader=loader,
+            calls=self.calls,
+            engine=self._engine,
+            settings=self.settings,
+            spec=self.spec,
+            recorder=self._recorder,
+            profile=next((k.profile for k in self._keepers.values()), None),
+        )
+        keeper = make_keeper(request)
+        if self.settings.sync_batchnorm and self.place.world_size > 1:
+            # After measuring: until now ranks ran different numbers of forward passes.
+            group = self.place.groups.process_group(purpose=_BATCHNORM_PURPOSE)
+            convert_batchnorm(self.model, group)
+        elif self.place.world_size > 1 and has_batchnorm(self.model):
+            warnings.warn(
+                "the model has BatchNorm and shares are uneven, so its statistics differ "
+                "from one device's; pass setup(sync_batchnorm=True)",
+                stacklevel=2,
+            )
+        return keeper
+
+    def _use(self, keeper: PlanKeeper) -> None:
+        """Point groups at the plan's members, and bring back whoever returns."""
+        self._keeper = keeper
+        members = keeper.member_ranks
+        if members == self._members and self._engine.gradient_group is not None:
+            return
+        groups = self.place.groups
+        returning = tuple(rank for rank in members if rank not in self._members)
+        if returning:
+            send_state(groups, (0, *returning), self._state())
+        gradient_group = groups.collective(members)
+        takes_part = self.place.rank in members
+        self._engine.gradient_group = gradient_group if takes_part else None
+        if self.settings.sync_batchnorm and self.place.world_size > 1:
+            set_group(self.model, groups.process_group(members, _BATCHNORM_PURPOSE))
+        self._members = members
+
+    def _evaluation_shares(self) -> ShareView:
+        """By the plan's rates where there is a plan, else equal."""
+        weights: tuple[int, ...] = (1,) * self.place.world_size
+        if self._keeper is not None and any(self._keeper.shares):
+            weights = self._keeper.shares
+        return ShareView(shares=weights, rank=self.place.rank)
+
+    def _replica(self) -> Replica | None:
+        if self._keeper is None:
+            return None
+        return self._keeper.plan.replica_of(self.place.groups.device_ids[self.place.rank])
+
+    def _active_keeper(self) -> PlanKeeper:
+        assert self._keeper is not None
+        return self._keeper
+
+    def _plan_code(self) -> float:
+        plan = self.current_plan
+        return float(zlib.crc32(plan.fingerprint.encode())) if plan is not None else 0.0
+
+    def _expectation(self) -> tuple[float, float]:
+        """A left-out device's probe, if due, and what this rank's work should take."""
+        if self._keeper is None or self.place.world_size == 1:
+            return 0.0, 0.0
+        if self.place.rank not in self._members:
+            return self._keeper.probe_if_due(self.place.rank, self.step_index)
+        sizes = [size for size in self._sizes if size]
+        return 0.0, self._keeper.expected_s(self.place.rank, sizes)
+
+    # -- set-up -------------------------------------------------------------------------
+
+    def _prepare_model(self) -> torch.nn.Module:
+        model = self.parts.model.to(self.place.device.torch_device)
+        if self.settings.invariant_dropout:
+            model = convert_dropout(model)
+        if self.place.world_size > 1:
+            check_same_model(self.place.groups, model)
+            self.place.groups.collective()  # the default group is the gradients' own
+            broadcast_model(self.place.groups, model)
+        return model
+
+    def _make_engine(self) -> StepEngine:
+        everyone = self.place.groups.collective()
+        return StepEngine(
+            model=self.model,
+            optimizer=self.parts.optimizer,
+            settings=EngineSettings(
+                max_grad_norm=self.settings.max_grad_norm,
+                overlap=self.settings.overlap,
+                loss_scaling=self.settings.loss_scaling,
+            ),
+            rank=self.place.rank,
+            world=everyone,
+            agree_names=self._agree_names,
+            synchronize=self.place.device.synchronize,
+            gradient_group=everyone,
+        )
+
+    def _agree_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        gathered = self.place.groups.rendezvous.gather("loss terms", list(names), list[str])
+        return tuple(sorted({name for part in gathered for name in part}))
+
+    def _state(self) -> TrainState:
+        return TrainState(
+            model=self.model,
+            optimizer=self.parts.optimizer,
+            lr_scheduler=self.parts.lr_scheduler,
+            scaler=self._engine.scaler,
+            step_index=self.step_index,
+            seed=self.settings.seed,
+        )
+
+    def _peak_bytes(self) -> int:
+        device = self.place.device
+        return device.adapter.memory_stats(device.local_id).peak_bytes
+
+    def _install_stop_handler(self) -> None:
+        if self.spec is None:
+            return
+
+        def request_stop(_signal: int, _frame: object) -> None:
+            self._stop_requested = True
+
+        signal.signal(getattr(signal, STOP_SIGNAL_NAME), request_stop)
