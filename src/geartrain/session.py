@@ -244,7 +244,7 @@ class Session:
         shuffle: bool = True,
         drop_last: bool = False,
         collate_fn: CollateFn | None = None,
-        prefetch: bool = True,
+        prefetch: bool | None = None,
     ) -> ShareLoader:
         """Make a loader that hands out this device's share of each global batch.
 
@@ -259,7 +259,8 @@ class Session:
             shuffle: Whether to permute; an evaluation set needs none.
             drop_last: Leave out the last, shorter batch of an epoch.
             collate_fn: Makes a batch of a list of samples.
-            prefetch: Read the next share on a thread.
+            prefetch: Read the next share on a thread; by default on accelerators only,
+                since on a CPU device the thread competes with the compute it feeds.
 
         Raises:
             ConfigError: If the dataset can't be used, is smaller than the global batch,
@@ -281,7 +282,7 @@ class Session:
                 seed=self.seed if seed is None else seed,
                 shuffle=shuffle,
                 drop_last=drop_last,
-                prefetch=prefetch,
+                prefetch=self.device.type != "cpu" if prefetch is None else prefetch,
             ),
             assignment=lambda: self._trained().assign(self._loaders[index]),
             device=self.device,

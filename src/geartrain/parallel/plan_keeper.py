@@ -141,7 +141,8 @@ class PlanKeeper:
         observations = [
             DeviceObservation(
                 device_id=device_id,
-                compute_s=figure.probe_s or figure.compute_s,
+                # Reading costs the device time too, and grows with its share.
+                compute_s=figure.probe_s or figure.compute_s + figure.data_s,
                 expected_s=figure.expected_s,
             )
             for device_id, figure in zip(self.device_ids, figures, strict=True)
