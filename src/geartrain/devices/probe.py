@@ -124,7 +124,8 @@ def _emulated_fleet(spec: FleetSpec, *, oversubscribe: bool) -> Fleet:
                 vendor=vendor,
                 kind="emulated",
                 name=f"{device.core_fraction:g} core of {cpu}",
-                memory_bytes=limit_bytes or host_bytes,
+                # They share one host: together they must not plan for more than it has.
+                memory_bytes=limit_bytes or host_bytes // len(spec.emulated),
                 core_fraction=device.core_fraction,
                 memory_limit_bytes=limit_bytes,
                 source="emulated",
