@@ -10,18 +10,23 @@ def cpu_fleet(num_devices: int) -> Fleet:
     return Fleet(devices=tuple(_device(f"cpu:{i}", "cpu") for i in range(num_devices)))
 
 
-def emulated_fleet(*core_fractions: float) -> Fleet:
+def emulated_fleet(*core_fractions: float, memory_limit_bytes: int | None = None) -> Fleet:
     """Emulated devices, oversubscribed if need be."""
     return Fleet(
         devices=tuple(
-            _device(f"emulated:{index}", "emulated", fraction)
+            _device(f"emulated:{index}", "emulated", fraction, memory_limit_bytes)
             for index, fraction in enumerate(core_fractions)
         ),
         spec="emulated:" + ",".join(map(str, core_fractions)),
     )
 
 
-def _device(device_id: str, kind: str, fraction: float | None = None) -> DeviceProfile:
+def _device(
+    device_id: str,
+    kind: str,
+    fraction: float | None = None,
+    memory_limit_bytes: int | None = None,
+) -> DeviceProfile:
     return DeviceProfile(
         device_id=device_id,
         node_id="here",
@@ -30,5 +35,6 @@ def _device(device_id: str, kind: str, fraction: float | None = None) -> DeviceP
         name="test device",
         memory_bytes=2**30,
         core_fraction=fraction,
+        memory_limit_bytes=memory_limit_bytes,
         source="emulated" if fraction else "measured",
     )

@@ -212,6 +212,20 @@ def test_worker_that_dies_before_the_script_is_reported_with_its_log(
         run("", preload=("no_such_module",))
 
 
+def test_script_whose_output_nobody_reads_any_more_runs_to_its_end(
+    run: RunScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Recorder, "on_output", refuse)
+    text = "print('x' * 1_000_000)  # more than a pipe holds\n"
+
+    result, _ = run(text, fleet=cpu_fleet(1))
+
+    assert result.outcome == "finished"
+
+
 @pytest.mark.root
 def test_emulated_worker_is_throttled_before_the_script_runs(run: RunScript) -> None:
     text = """
@@ -224,6 +238,34 @@ print(os.environ["OMP_NUM_THREADS"])
     assert result.outcome == "finished"
     assert "emulated" in groups
     assert threads == "1"
+
+
+def test_tensors_above_a_devices_memory_raise_torchs_own_error(run: RunScript) -> None:
+    fleet = emulated_fleet(0.5, memory_limit_bytes=64 * 2**20)
+    text = """
+import torch
+try:
+    torch.zeros(2**25)
+except torch.OutOfMemoryError:
+    print("caught")
+torch.zeros(2**25)
+"""
+    result, recorder = run(text, fleet=fleet)
+
+    assert recorder.output["stdout"] == b"caught\n"
+    assert "OutOfMemoryError" in result.message
+
+
+@pytest.mark.root
+def test_kill_by_the_kernel_is_reported_as_out_of_memory_of_the_device(
+    run: RunScript,
+) -> None:
+    fleet = emulated_fleet(0.5, memory_limit_bytes=64 * 2**20)
+
+    result, _ = run("kept = b'x' * 2**30\n", fleet=fleet)
+
+    assert result.outcome == "failed"
+    assert "rank 0 (emulated:0): the kernel killed it: out of memory" in result.message
 
 
 def test_stop_before_the_script_begins_saves_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,11 +13,11 @@ _WIDE = 200
 """Columns where there is no terminal to fit into: nothing is cut in a pipe."""
 
 
-def make_console(*, to_stderr: bool = False) -> Console:
+def make_console() -> Console:
     """A console as wide as the terminal; wide where there is none."""
-    console = Console(stderr=to_stderr, highlight=False)
+    console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(stderr=to_stderr, highlight=False, width=_WIDE)
+        console = Console(highlight=False, width=_WIDE)
     return console
 
 
@@ -25,7 +26,6 @@ def print_table(
     rows: Iterable[Sequence[str]],
     *,
     num_text_columns: int = 1,
-    to_stderr: bool = False,
 ) -> None:
     """Print a table; columns after the first ones are numbers, flush right."""
     table = Table(box=None, pad_edge=False, show_header=any(head))
@@ -34,4 +34,8 @@ def print_table(
         table.add_column(Text(name), justify=justify)  # type: ignore[arg-type]  # a Literal
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    make_console(to_stderr=to_stderr).print(table)
+    console = make_console()
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())  # cells are padded; pipes need none

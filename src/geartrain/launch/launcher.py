@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from geartrain.errors import DeviceError
 from geartrain.launch.emulated_devices import EmulatedDevices
+from geartrain.launch.output import SteadyObserver
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import (
     CHECKPOINT_NAME,
@@ -49,6 +50,7 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         DeviceError: If an emulated device can't be set up or a worker does not start.
     """
     settings = replace(settings, fleet=order_fleet(settings.fleet))
+    observer = SteadyObserver(observer)
     write_run_files(settings)
     with ExitStack() as stack:
         requests = stack.enter_context(StopRequests())

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from geartrain.launch.settings import LaunchObserver, StreamName
 
+logger = logging.getLogger(__name__)
+
 _CHUNK_BYTES = 1 << 16
 _JOIN_S = 2.0
+
+
+class SteadyObserver:
+    """Keeps a run going whose user can't be shown anything any more.
+
+    A terminal that was closed and a pipe whose reader has gone raise on every write;
+    neither may end the training, nor block it by not reading its output.
+    """
+
+    def __init__(self, observer: LaunchObserver) -> None:
+        self._observer = observer
+        self._is_broken = False
+
+    def on_output(self, stream: StreamName, data: bytes) -> None:
+        """Hand on what rank 0's script printed."""
+        self._attempt(lambda: self._observer.on_output(stream, data))
+
+    def on_notice(self, text: str) -> None:
+        """Hand on a line of the launcher."""
+        self._attempt(lambda: self._observer.on_notice(text))
+
+    def on_tick(self) -> None:
+        """Hand on a tick."""
+        self._attempt(self._observer.on_tick)
+
+    def _attempt(self, show: Callable[[], None]) -> None:
+        if self._is_broken:
+            return
+        try:
+            show()
+        except OSError as error:
+            self._is_broken = True
+            logger.warning("the run goes on unseen, its output can't be written: %s", error)
 
 
 class OutputPump:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, counted instead of raised while workers run."""
+"""Ctrl-C, SIGTERM and a closed terminal, counted instead of raised while workers run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from types import FrameType
 from typing import Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequests:
@@ -26,6 +26,8 @@ class StopRequests:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+                    continue  # nohup: the run is to outlive its terminal
                 self._previous[number] = signal.signal(number, self._take)
         return self
 

@@ -12,8 +12,8 @@ from geartrain.monitoring.run_files import read_plan
 from geartrain.monitoring.run_summary import (
     BOUND_KEY,
     NUM_WARM_UP_STEPS,
-    TOTAL_STEPS_KEY,
     RunSummary,
+    known_total,
     summarise,
 )
 from geartrain.planner import Plan
@@ -107,8 +107,7 @@ class RunProgress:
         self._last_event = event
         if event.values.get(BOUND_KEY, 0.0) > 0:
             self._bound_event = event
-        if TOTAL_STEPS_KEY in event.values:
-            self._total_steps = round(event.values[TOTAL_STEPS_KEY])
+        self._total_steps = known_total([event]) or self._total_steps
         if "epoch" in event.values:
             self._epoch = round(event.values["epoch"])
 

@@ -123,6 +123,12 @@ def bounds_per_step(
     return tuple(bounds)
 
 
+def known_total(events: Iterable[RunEvent]) -> int | None:
+    """Steps that the run will take, as it said last; None where it can't know."""
+    totals = [event.values.get(TOTAL_STEPS_KEY, 0.0) for event in events]
+    return next((round(total) for total in reversed(totals) if total > 0), None)
+
+
 def summarise(
     records: Iterable[StepRecord],
     events: Sequence[RunEvent],
@@ -146,7 +152,6 @@ def summarise(
     rate = measured_samples / measured_s if measured_s > 0 else 0.0
     bound = _mean_bound(measured, bounds_per_step(measured, events, plan))
     devices = _summarise_devices(measured)
-    totals = [e.values[TOTAL_STEPS_KEY] for e in events if TOTAL_STEPS_KEY in e.values]
     return RunSummary(
         num_steps=len(steps),
         num_samples=sum(step.num_samples for step in steps),
@@ -159,7 +164,7 @@ def summarise(
         last_loss=steps[-1].loss if steps else None,
         num_replans=sum(event.kind == "replanned" for event in events),
         num_slowdowns=sum(event.kind == "slowdown" for event in events),
-        total_steps=round(totals[-1]) if totals else None,
+        total_steps=known_total(events),
         devices=devices,
     )
 
