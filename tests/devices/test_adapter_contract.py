@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,7 +57,7 @@ IN_HOST_MEMORY = {"cpu", "emulated"}
 
 
 @pytest.fixture(autouse=True)
-def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AcceleratorAdapter, "budget", QUICK)
     monkeypatch.setattr(XlaAdapter, "budget", QUICK)
     monkeypatch.setattr(cpu_module, "_BUDGET", QUICK)
@@ -67,11 +67,6 @@ def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(accelerator, "_MAX_MATRIX_SIZE", 64)
     monkeypatch.setattr(bandwidth, "_DEVICE_BYTES", 2**16)
     monkeypatch.setattr(bandwidth, "_HOST_BYTES", 2**16)
-    # Barriers of several threads take milliseconds each on a busy machine.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=sorted(ADAPTERS))

@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+from geartrain.devices.emulation.cgroups import CgroupV1, usable_cgroups
 from geartrain.devices.emulation.duty_cycle import process_cpu_s
+from geartrain.devices.emulation.owner import current_owner
 
 _CODE = """
 import ctypes, signal, sys
@@ -46,6 +48,16 @@ def favour(task_id: int) -> None:
     """
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, task_id, -20)
+
+
+def favour_cgroups() -> None:
+    """Do the same for all groups that this process made."""
+    cgroups = usable_cgroups()
+    if cgroups is None:
+        return
+    version_1 = isinstance(cgroups, CgroupV1)
+    name, most = ("cpu.shares", "262144") if version_1 else ("cpu.weight", "10000")
+    cgroups.files.write(cgroups.roots[0] / current_owner().name / name, most)
 
 
 def cpu_share(pid: int, length_s: float) -> float:

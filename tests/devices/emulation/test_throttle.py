@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.emulation.busy_process import busy_process, cpu_share, favour
+from devices.emulation.busy_process import busy_process, cpu_share, favour, favour_cgroups
 from devices.emulation.fake_kernel import FakeKernel
 from geartrain.devices import DeviceProfile
 from geartrain.devices.emulation import start
@@ -49,12 +49,7 @@ def cgroup_throttle() -> Iterator[Throttle]:
     if cgroups is None:
         pytest.skip("no cgroup controllers can be used here")
     throttle = CgroupThrottle(cgroups, [emulated(0.3)])
-    weight, most = (
-        ("cpu.shares", "262144")
-        if isinstance(cgroups, CgroupV1)
-        else ("cpu.weight", "10000")
-    )
-    cgroups.files.write(cgroups.roots[0] / current_owner().name / weight, most)
+    favour_cgroups()
     yield throttle
     throttle.close()
 
@@ -119,6 +114,23 @@ def test_account_pays_an_overshoot_back() -> None:
 
     assert account.is_stopped
     assert wait_s == pytest.approx(0.05)  # 20 ms of debt and half a quota, at 0.5
+
+
+def test_account_keeps_what_it_earned_while_it_was_stopped_too_long() -> None:
+    account = Account(0.5, is_stopped=True)
+
+    account.advance(wall_s=0.1, used_s=0.0)  # the controller woke late
+    account.advance(wall_s=0.01, used_s=0.0)  # and then it was free to run
+
+    assert account.credit_s == pytest.approx(0.05)
+
+
+def test_account_carries_no_savings_over_to_another_share() -> None:
+    account = Account(0.5, credit_s=0.05)
+
+    account.change(0.1)
+
+    assert account.credit_s == pytest.approx(0.002)
 
 
 def test_account_of_an_idle_process_keeps_one_period_only() -> None:

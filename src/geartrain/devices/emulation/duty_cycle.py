@@ -48,6 +48,11 @@ class Account:
         short = self.core_fraction * _PERIOD_S >= _MIN_RUN_S
         return _PERIOD_S if short else _LONG_PERIOD_S
 
+    def change(self, core_fraction: float) -> None:
+        """Take another share; what was saved under the old one is not carried over."""
+        self.core_fraction = core_fraction
+        self.credit_s = min(self.credit_s, core_fraction * self.period_s)
+
     def advance(self, wall_s: float, used_s: float) -> float:
         """Book what has passed and decide whether the process may run.
 
@@ -127,7 +132,7 @@ class DutyCycleThrottle:
         """
         check_core_fraction(core_fraction, device_id)
         with self._lock:
-            self._account(device_id).core_fraction = core_fraction
+            self._account(device_id).change(core_fraction)
         self._wake.set()
 
     def core_fraction(self, device_id: str) -> float:
