@@ -64,6 +64,19 @@ def test_bound_follows_a_replan() -> None:
     assert bounds_per_step(steps, [planned(), replanned], None) == (70, 70, 40, 40)
 
 
+def test_replan_may_give_the_bound_as_the_time_of_a_step() -> None:
+    replica = Replica(device_id="a", share=64, micro_batch_size=64, num_micro_batches=1)
+    stage = Stage(stage_index=0, replicas=(replica,))
+    plan = Plan(global_batch_size=64, stages=(stage,), bound_step_s=0.8)
+    replanned = RunEvent(
+        step=2, at_s=1002.0, kind="replanned", message="", values={"bound_step_s": 1.6}
+    )
+
+    bounds = bounds_per_step(group_steps(make_records(4)), [replanned], plan)
+
+    assert bounds == (80, 80, 40, 40)
+
+
 def test_bound_comes_from_the_plan_where_no_event_has_it() -> None:
     replica = Replica(device_id="a", share=64, micro_batch_size=64, num_micro_batches=1)
     stage = Stage(stage_index=0, replicas=(replica,))

@@ -27,6 +27,8 @@ _BOUND, _EVENT = "#D55E00", "#555555"
 _DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _HATCHES = ("", "//", "..", "xx")
 """From the eighth device on colours repeat, with another hatch."""
+_PLAIN_EVENTS = 8
+"""More of them are drawn fainter, so that the curves below can be seen."""
 _WIDTH_INCHES = 11.0
 _BESIDE: dict[str, Any] = {  # Any: keyword arguments of Axes.legend
     "loc": "upper left",
@@ -96,7 +98,7 @@ def _draw(
     strips[0].set_title("time of each device in a step", loc="left")
     strips[0].legend(**_ABOVE)
     _draw_shares(axes[-1], bins, device_ids)
-    for ax in (axes[0], axes[1], axes[-1]):
+    for ax in (axes[1], axes[-1]):
         _mark_replans(ax, run)
     axes[1].legend(**_ABOVE)
     axes[-1].legend(**_BESIDE)
@@ -207,13 +209,15 @@ def _draw_shares(ax: Axes, bins: _Bins, device_ids: list[str]) -> None:
 
 def _mark_replans(ax: Axes, run: RunFiles) -> None:
     for kind, line in (("slowdown", ":"), ("replanned", "-.")):
-        for index, event in enumerate(e for e in run.events if e.kind == kind):
+        found = [event for event in run.events if event.kind == kind]
+        for index, event in enumerate(found):
             label = {"slowdown": "rate changed", "replanned": "re-planned"}[kind]
             ax.axvline(
                 event.step,
                 color=_EVENT,
                 linestyle=line,
                 linewidth=0.9,
+                alpha=min(1.0, _PLAIN_EVENTS / len(found)),
                 label=label if index == 0 else None,
             )
 

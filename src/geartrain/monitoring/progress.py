@@ -10,9 +10,9 @@ from pathlib import Path
 from geartrain.errors import ConfigError
 from geartrain.monitoring.run_files import read_plan
 from geartrain.monitoring.run_summary import (
-    BOUND_KEY,
     NUM_WARM_UP_STEPS,
     RunSummary,
+    bound_of,
     known_total,
     summarise,
 )
@@ -105,7 +105,7 @@ class RunProgress:
 
     def _take_event(self, event: RunEvent) -> None:
         self._last_event = event
-        if event.values.get(BOUND_KEY, 0.0) > 0:
+        if bound_of(event, self._plan) is not None:
             self._bound_event = event
         self._total_steps = known_total([event]) or self._total_steps
         if "epoch" in event.values:

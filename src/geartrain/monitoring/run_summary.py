@@ -12,6 +12,8 @@ from geartrain.telemetry import RunEvent, StepRecord
 NUM_WARM_UP_STEPS = 2
 """Left out of rates: the first steps allocate memory and start the transports."""
 BOUND_KEY = "bound_samples_per_s"
+BOUND_STEP_KEY = "bound_step_s"
+"""A re-plan says how long a step takes at the bound; the batch stays the same."""
 TOTAL_STEPS_KEY = "total_steps"
 
 
@@ -99,6 +101,16 @@ def group_steps(records: Iterable[StepRecord]) -> tuple[Step, ...]:
     )
 
 
+def bound_of(event: RunEvent, plan: Plan | None) -> float | None:
+    """The bound that an event announces, in samples per second, if it does."""
+    if event.values.get(BOUND_KEY, 0.0) > 0:
+        return event.values[BOUND_KEY]
+    bound_step_s = event.values.get(BOUND_STEP_KEY, 0.0)
+    if bound_step_s > 0 and plan is not None:
+        return plan.global_batch_size / bound_step_s
+    return None
+
+
 def bounds_per_step(
     steps: Sequence[Step], events: Sequence[RunEvent], plan: Plan | None
 ) -> tuple[float | None, ...]:
@@ -107,11 +119,8 @@ def bounds_per_step(
     Events carry it from the step of the plan or re-plan on; a plan's own prediction
     fills in before the first one.
     """
-    known = sorted(
-        (event.step, event.values[BOUND_KEY])
-        for event in events
-        if event.values.get(BOUND_KEY, 0.0) > 0
-    )
+    found = [(event.step, bound_of(event, plan)) for event in events]
+    known = sorted((step, bound) for step, bound in found if bound is not None)
     starts = [step for step, _ in known]
     planned = None
     if plan is not None and plan.bound_step_s > 0:
