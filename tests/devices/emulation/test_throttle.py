@@ -80,11 +80,21 @@ def check_share(throttle: Throttle) -> None:
     with busy_process() as pid:
         favour(pid)
         throttle.attach("emulated:0", pid)
-        assert cpu_share(pid, LENGTH_S) == pytest.approx(0.3, rel=TOLERANCE)
+        check_window(pid, 0.3)
 
         throttle.set_core_fraction("emulated:0", 0.1)
         assert throttle.core_fraction("emulated:0") == pytest.approx(0.1)
-        assert cpu_share(pid, LENGTH_S) == pytest.approx(0.1, rel=TOLERANCE)
+        check_window(pid, 0.1)
+
+
+def check_window(pid: int, fraction: float) -> None:
+    """Never more than its share, and all of it unless the host is starved."""
+    shares: list[float] = []
+    while not shares or (shares[-1] < fraction * (1 - TOLERANCE) and len(shares) < 3):
+        shares.append(cpu_share(pid, LENGTH_S))
+
+    assert max(shares) <= fraction * (1 + TOLERANCE)
+    assert shares[-1] >= fraction * (1 - TOLERANCE), shares
 
 
 def test_duty_cycle_lets_a_stopped_process_run_on_when_it_closes() -> None:
