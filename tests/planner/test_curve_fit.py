@@ -88,3 +88,11 @@ def test_largest_size_honours_the_memory_curve(limit_bytes: int, largest: int) -
     memory = MemoryCurve(fixed_bytes=100, bytes_per_sample=100.0, limit_bytes=limit_bytes)
     curve = fit_curve("cpu:0", [1], [1.0], 8, memory=memory)
     assert largest_micro_batch_size(curve) == largest
+
+
+@given(seconds=times, first=st.integers(1, 9))
+def test_one_prediction_has_the_same_bits_as_many(seconds: list[float], first: int) -> None:
+    sizes = [first * 2**i for i in range(len(seconds))]
+    curve = fit_curve("cpu:0", sizes, seconds, 1000)
+    asked = np.arange(sizes[-1] * 2)
+    assert [predict_s(curve, int(b)) for b in asked] == list(predict_many_s(curve, asked))

@@ -13,6 +13,7 @@ more than the noise of the rates, it is taken.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +29,6 @@ from geartrain.planner.rate_tracking import (
     add_ratio,
     find_change,
     refresh,
-    standard_error,
 )
 from geartrain.planner.solver import solve
 from geartrain.telemetry.records import EventKind
@@ -53,7 +53,7 @@ class CorrectionSettings:
     """Predicted max |busy / mean - 1| above which balance alone is a reason."""
     change_sigmas: float = 5.0
     """Standard errors a change must exceed: one false alarm in millions of steps."""
-    gain_sigmas: float = 4.5
+    gain_sigmas: float = 4.0
     """Standard errors of the rates that a gain must exceed."""
     refine_sigmas: float = 2.0
     """The same in the one look after a change, where a better plan is likely."""
@@ -155,7 +155,8 @@ def expected_compute_s(
         Seconds; 0 without micro-batches, for then nothing is learnt about its rate.
     """
     curve = next(c for c in profile.curves if c.device_id == device_id)
-    compute_s = math.fsum(predict_s(curve, size) for size in micro_batch_sizes)
+    counts = Counter(micro_batch_sizes)
+    compute_s = math.fsum(counts[size] * predict_s(curve, size) for size in sorted(counts))
     if compute_s > 0 and with_optimizer:
         compute_s += optimizer_times_s(profile)[device_id]
     return compute_s
@@ -282,7 +283,7 @@ def _uncertainty(state: CorrectionState, *plans: Plan) -> float:
     """Largest relative error of the rates that either plan rests on."""
     computing = {r.device_id for plan in plans for r in plan.replicas if r.share}
     return max(
-        standard_error(rate.noise_fraction, max(1, rate.num_behind_factor))
+        min(rate.uncertainty, rate.noise_fraction)  # the profile counts as one look
         for rate in state.rates
         if rate.device_id in computing
     )

@@ -6,6 +6,7 @@ fixes to the last bit: all ranks reach the same plan from the same profile.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -101,7 +102,18 @@ def predict_s(curve: ComputeCurve, micro_batch_size: int) -> float:
         raise ConfigError(msg)
     if micro_batch_size == 0:
         return 0.0
-    return float(predict_many_s(curve, np.array([micro_batch_size]))[0])
+    # The same arithmetic as predict_many_s, to the last bit: tests compare them.
+    sizes, seconds = curve.micro_batch_sizes, _pool_violators(curve.seconds)
+    segment = bisect.bisect_right(sizes, micro_batch_size) - 1
+    anchor = max(segment, 0)
+    if segment == len(sizes) - 1:
+        slope = curve.beta_s if curve.beta_s > 0 else seconds[-1] / sizes[-1]
+    elif segment < 0:
+        slope = min(curve.beta_s, seconds[0] / sizes[0])
+    else:
+        rise_s = seconds[segment + 1] - seconds[segment]
+        slope = rise_s / (sizes[segment + 1] - sizes[segment])
+    return seconds[anchor] + slope * (micro_batch_size - sizes[anchor])
 
 
 def predict_many_s(curve: ComputeCurve, micro_batch_sizes: IntArray) -> FloatArray:
