@@ -161,7 +161,8 @@ raise ConfigError("dataset holds 3 samples")
     result, recorder = run(text)
 
     assert result.exit_code == 2
-    assert result.message.startswith("dataset holds 3 samples")
+    assert result.message.startswith("dataset holds 3 samples\n  raised by rank")
+    assert "in consequence" not in result.message
     assert result.details == ""
     assert recorder.output["stderr"] == b""
 

@@ -103,7 +103,14 @@ def wait_for_end(process_ids: list[int], timeout_s: float = 5.0) -> None:
             assert ended, f"process {process_id} still runs"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_first_signal_has_all_workers_save_and_stop(
     tmp_path: Path, number: signal.Signals
 ) -> None:

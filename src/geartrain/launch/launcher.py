@@ -216,16 +216,22 @@ def _failed_message(settings: LaunchSettings, verdict: Verdict) -> str:
     cause = verdict.cause
     assert cause is not None
     failure = cause.failure
+    alike = [w for w in verdict.others if _error_of(w) == _error_of(cause) is not None]
+    names = ", ".join(w.name for w in sorted([cause, *alike], key=lambda w: w.rank))
     if failure is not None and is_deliberate(failure) and not failure.secondary:
-        text = f"{message_of(failure)}\n  raised by {cause.name}"
+        text = f"{message_of(failure)}\n  raised by {names}"
     else:
-        text = f"{cause.name}: {verdict.reason}"
+        text = f"{names}: {verdict.reason}"
     if cause.out_of_memory_kills and failure is not None:
         text += "; the kernel killed a process of it for lack of memory"
-    if verdict.others:
-        names = ", ".join(other.name for other in verdict.others)
-        text += f"; {names} failed in consequence"
+    rest = [other.name for other in verdict.others if other not in alike]
+    if rest:
+        text += f"; {', '.join(rest)} failed in consequence"
     return f"{text}; logs are in {settings.run_dir}"
+
+
+def _error_of(worker: WorkerState) -> str | None:
+    return None if worker.failure is None else worker.failure.error
 
 
 def _details(settings: LaunchSettings, verdict: Verdict) -> str:
