@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from geartrain.errors import ConfigError
+from geartrain.errors import CommunicationError
 from geartrain.parallel.fleet_measurement import (
     ModelFacts,
     declared_profile,
@@ -24,7 +24,6 @@ from geartrain.parallel.model_measurement import (
 from geartrain.parallel.plan_keeper import KeeperSettings, PlanKeeper
 from geartrain.parallel.sample_context import SampleContext, use_sample_context
 from geartrain.planner import ComputeCurve, ModelProfile, Plan, Workload
-from geartrain.planner.pinned_plan import check_plan
 from geartrain.planner.solver import solve
 from geartrain.telemetry import write_document
 from geartrain.units import format_seconds
@@ -32,6 +31,7 @@ from geartrain.units import format_seconds
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
     from geartrain.parallel.model_calls import ModelCalls
+    from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.ranks import RankPlace
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.step_engine import StepEngine
@@ -76,19 +76,38 @@ def make_keeper(request: PlanningRequest) -> PlanKeeper:
     """
     is_planning_only = request.spec is not None and request.spec.mode == "plan"
     profile = request.profile or _make_profile(request, force=is_planning_only)
-    plan = _make_plan(request, profile)
+    pinned = request.settings.pinned_plan
     keeper = PlanKeeper(
         profile=profile,
-        plan=plan,
+        plan=pinned or _make_plan(request, profile),
         device_ids=request.place.groups.device_ids,
         settings=_keeper_settings(request),
         recorder=request.recorder,
         probe=lambda size: _time_micro_batch(request, size),
     )
-    _write(request, profile, plan)
+    if pinned is not None:
+        keeper.check_pinned(pinned)
+    check_agreement(request.place.groups, keeper.plan)
+    _write(request, profile, keeper.plan)
     if is_planning_only:
         raise SystemExit(0)
     return keeper
+
+
+def check_agreement(groups: RankGroups, plan: Plan) -> None:
+    """Check that all ranks are about to carry out the same plan; all must call it.
+
+    Raises:
+        CommunicationError: On all ranks, if not; it names those that differ from rank 0.
+    """
+    found = groups.rendezvous.gather("plan", plan.fingerprint, str)
+    different = [groups.device_ids[r] for r, f in enumerate(found) if f != found[0]]
+    if different:
+        msg = (
+            f"{', '.join(different)} got another plan than {groups.device_ids[0]}; "
+            "nothing was computed. Give all workers the same plan, script and version"
+        )
+        raise CommunicationError(msg)
 
 
 def _make_profile(request: PlanningRequest, *, force: bool) -> ModelProfile:
@@ -119,18 +138,6 @@ def _declared_size(request: PlanningRequest) -> int:
 
 
 def _make_plan(request: PlanningRequest, profile: ModelProfile) -> Plan:
-    size = request.loader.config.global_batch_size
-    device_ids = request.place.groups.device_ids
-    pinned = request.settings.pinned_plan
-    if pinned is not None:
-        check_plan(pinned, device_ids, global_batch_size=size)
-        if pinned.uniform_micro_batches < request.settings.sync_batchnorm:
-            msg = (
-                "the pinned plan has uniform_micro_batches=false, but sync_batchnorm=True "
-                "needs the same number of micro-batches on every device; plan again"
-            )
-            raise ConfigError(msg)
-        return pinned
     return solve(_capped(profile, request.settings.micro_batch_size), _workload(request))
 
 
@@ -172,18 +179,14 @@ def _keeper_settings(request: PlanningRequest) -> KeeperSettings:
 
 
 def _write(request: PlanningRequest, profile: ModelProfile, plan: Plan) -> None:
-    request.recorder.add_event(
-        0,
-        "planned",
-        f"planned {plan.global_batch_size} samples over {len(plan.replicas)} devices",
-        values={
-            "total_steps": float(request.settings.total_steps or 0),
-            "bound_samples_per_s": (
-                plan.global_batch_size / plan.bound_step_s if plan.bound_step_s else 0.0
-            ),
-            "predicted_step_s": plan.predicted_step_s,
-        },
-    )
+    values = {
+        "total_steps": float(request.settings.total_steps or 0),
+        "predicted_step_s": plan.predicted_step_s,
+    }
+    if plan.bound_step_s and request.is_measurable:
+        values["bound_samples_per_s"] = plan.global_batch_size / plan.bound_step_s
+    text = f"planned {plan.global_batch_size} samples over {len(plan.replicas)} devices"
+    request.recorder.add_event(0, "planned", text, values=values)
     if request.spec is not None and request.place.rank == 0:
         run_dir = Path(request.spec.run_dir)
         write_document(run_dir / "model.json", profile)
@@ -227,7 +230,13 @@ def _run_micro_batch(request: PlanningRequest, batch: Any, size: int) -> None:
 
 
 def _time_micro_batch(request: PlanningRequest, size: int) -> float:
-    """Time one micro-batch on a device that is left out, to see whether it recovered."""
+    """Time one micro-batch on a device that is left out, to see whether it recovered.
+
+    Returns:
+        Seconds; 0 with an own forward, which can't be run from here.
+    """
+    if request.calls.loss_fn is None:
+        return 0.0
     batch = request.loader.fetch_profile_batch(size)
     started_at_s = time.perf_counter()
     _run_micro_batch(request, batch, size)

@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from geartrain.parallel.dropout import convert_dropout
 from geartrain.parallel.loss_terms import CountFunction, LossFunction, LossTerm
 from geartrain.parallel.model_calls import ForwardFunction, ModelCalls
 from geartrain.parallel.plan_keeper import PlanKeeper
-from geartrain.parallel.planning import PlanningRequest, make_keeper
+from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
 from geartrain.parallel.saved_state import TrainState, load_state, save_state, send_state
 from geartrain.parallel.seeding import seed_step
@@ -98,17 +98,22 @@ class Trainer:
     active_loader: ShareLoader | None = None
     calls: ModelCalls = field(init=False)
     is_evaluating: bool = False
+    positions: Callable[[], list[dict[str, int | bool]]] = list
+    """Positions of all the session's loaders, for saving when asked to stop."""
     _engine: StepEngine = field(init=False)
     _recorder: RunRecorder = field(init=False)
     _keepers: dict[int, PlanKeeper] = field(default_factory=dict)
     _keeper: PlanKeeper | None = None
+    _next_plan: Plan | None = None  # given by the user, from the next batch on
     _members: tuple[int, ...] = ()
+    _num_opened: int = 0  # steps opened in this session, all ranks alike
     _stop_requested: bool = False
     _batch: Any = None  # the share handed to the open step
     _work: Iterator[MicroBatch] | None = None
     _micro: MicroBatch | None = None
     _sizes: list[int] = field(default_factory=list)  # micro-batches of the open step
     _read_s: float = 0.0
+    _planning_s: float = 0.0
     _finished_at_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -143,13 +148,22 @@ class Trainer:
             return self._evaluation_shares()
         size = loader.config.global_batch_size
         if size not in self._keepers:
+            started_at_s = time.perf_counter()
             self._keepers[size] = self._plan_for(loader)
+            self._planning_s += time.perf_counter() - started_at_s
+            self._finished_at_s = time.time()
+        keeper = self._keepers[size]
+        plan = self._next_plan
+        if plan is not None and plan.global_batch_size == size:
+            keeper.pin(plan)
+            self._next_plan = None
         self.active_loader = loader
-        self._use(self._keepers[size])
-        return self._keepers[size].share_view(self.place.rank)
+        self._use(keeper)
+        return keeper.share_view(self.place.rank)
 
     def step(self, batch: Any) -> float:  # Any: the user's batch
         """Make one optimizer step; see ``Session.step``."""
+        self.calls.require_loss()  # also where this rank's share is empty
         try:
             for micro in self._open(batch):
                 with self._context(micro):
@@ -164,14 +178,21 @@ class Trainer:
     def micro_batches(self, batch: Any) -> Iterator[Any]:  # Any: the user's batch
         """Open a step for an own forward; see ``Session.micro_batches``."""
         self._work = self._open(batch)
-        for micro in self._work:
-            self._micro = micro
-            with self._context(micro):
-                yield micro.batch
-            if self._micro is not None:
-                msg = "a micro-batch got no backward(); call it once for each micro-batch"
-                raise ConfigError(msg)
-        self._work = None
+        try:
+            for micro in self._work:
+                self._micro = micro
+                with self._context(micro):
+                    yield micro.batch
+                if self._micro is not None:
+                    msg = (
+                        "a micro-batch got no backward(); call it once for each micro-batch"
+                    )
+                    raise ConfigError(msg)
+        except BaseException:  # GeneratorExit too: the loop was left before its end
+            self._engine.abandon()
+            raise
+        finally:
+            self._work = self._micro = None
 
     def backward(self, terms: dict[str, LossTerm]) -> None:
         """Run backward of the open micro-batch; see ``Session.backward``."""
@@ -205,8 +226,9 @@ class Trainer:
                 f"{known}); iterate the loader once, then apply a plan"
             )
             raise ConfigError(msg)
-        keeper.pin(plan)
-        self._use(keeper)
+        keeper.check_pinned(plan)
+        check_agreement(self.place.groups, plan)
+        self._next_plan = plan
 
     def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
         """Save everything on rank 0; see ``Session.save``."""
@@ -242,6 +264,7 @@ class Trainer:
     def _open(self, batch: Any) -> Iterator[MicroBatch]:
         self._sizes, self._read_s = [], 0.0
         self._batch = batch
+        self._num_opened += 1
         seed_step(self.settings.seed, self.step_index, self.place.rank)
         loader = self.active_loader
         if loader is None:
@@ -254,7 +277,8 @@ class Trainer:
             has_tail=tickets is not None,
             is_own=batch is loader.last_batch,
         )
-        self._engine.begin(loader.current.global_count, self._known_counts(batch))
+        known_counts = self._known_counts(batch, has_tail=tickets is not None)
+        self._engine.begin(loader.current.global_count, known_counts)
         replica = self._replica()
         work = StepWork(
             batch=batch,
@@ -280,7 +304,8 @@ class Trainer:
     def _close(self) -> float:
         data_s = self._read_s
         if self.active_loader is not None:
-            data_s += self.active_loader.last_wait_s
+            data_s += max(self.active_loader.last_wait_s - self._planning_s, 0.0)
+        self._planning_s = 0.0  # planned while the loader was waiting: not input time
         probe_s, expected_s = self._expectation()
         figures = RankFigures(
             data_s=data_s,
@@ -327,8 +352,7 @@ class Trainer:
         where = ""
         if self.spec is not None and self.place.rank == 0:
             path = Path(self.spec.run_dir) / "checkpoint"
-            loader = self.active_loader
-            self.save(path, [loader.state_dict()] if loader is not None else [])
+            self.save(path, self.positions())
             where = f"; saved to {path}"
         self._recorder.add_event(
             self.step_index, "stopped", f"stopped when asked to{where}"
@@ -336,10 +360,13 @@ class Trainer:
         msg = f"stopped after {self.step_index} steps because it was asked to{where}"
         raise TrainingStopped(msg)
 
-    def _known_counts(self, batch: Any) -> dict[str, float] | None:
-        """Fleet-wide counts by term; only several terms are worth the extra sum."""
+    def _known_counts(self, batch: Any, *, has_tail: bool) -> dict[str, float] | None:
+        """Fleet-wide counts by term; only several terms are worth the extra sum.
+
+        None also where a tail is shared: who counts its samples is not known yet.
+        """
         own = self.calls.counts(batch)
-        if own is None or len(own) == 1:
+        if own is None or len(own) == 1 or has_tail:
             return None
         names = sorted(own)
         totals = torch.tensor([own[name] for name in names], dtype=torch.float64)
@@ -361,7 +388,7 @@ class Trainer:
             return None
         tickets = TailTickets(
             store=store,
-            step=self.step_index,
+            step=self._num_opened,
             num_samples=tail,
             rate_fraction=keeper.rate_fraction(self.place.rank),
             largest_take=max(self.evaluation_micro_batch_size(), 1),
@@ -393,6 +420,7 @@ class Trainer:
             # After measuring: until now ranks ran different numbers of forward passes.
             group = self.place.groups.process_group(purpose=_BATCHNORM_PURPOSE)
             convert_batchnorm(self.model, group)
+            self._share_statistics()
         elif self.place.world_size > 1 and has_batchnorm(self.model):
             warnings.warn(
                 "the model has BatchNorm and shares are uneven, so its statistics differ "
@@ -414,9 +442,16 @@ class Trainer:
         gradient_group = groups.collective(members)
         takes_part = self.place.rank in members
         self._engine.gradient_group = gradient_group if takes_part else None
-        if self.settings.sync_batchnorm and self.place.world_size > 1:
-            set_group(self.model, groups.process_group(members, _BATCHNORM_PURPOSE))
         self._members = members
+        if self.settings.sync_batchnorm and self.place.world_size > 1:
+            self._share_statistics()
+
+    def _share_statistics(self) -> None:
+        """BatchNorm's group is that of the plan's members."""
+        members = self._members
+        group = self.place.groups.process_group(members, _BATCHNORM_PURPOSE)
+        is_alone = len(members) == 1 or self.place.rank not in members
+        set_group(self.model, group, is_alone=is_alone)
 
     def _evaluation_shares(self) -> ShareView:
         """By the plan's rates where there is a plan, else equal."""
