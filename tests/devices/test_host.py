@@ -26,6 +26,14 @@ def test_version_2_quota_limits_the_cores(tmp_path: Path) -> None:
     assert cores_present(tmp_path, "0::/jobs") == 0.25
 
 
+def test_quota_of_an_outer_group_holds_as_well(tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "mine").mkdir(parents=True)
+    (tmp_path / "jobs" / "cpu.max").write_text("25000 100000")
+    (tmp_path / "jobs" / "mine" / "cpu.max").write_text("max 100000")
+
+    assert cores_present(tmp_path, "0::/jobs/mine") == 0.25
+
+
 def test_absent_quota_limits_nothing(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000")
     (tmp_path / "cpu").mkdir()

@@ -50,7 +50,7 @@ class AcceleratorAdapter:
         """Whether torch was built for this kind and finds a device."""
         try:
             return bool(self._is_this_vendor() and self._space.is_available())
-        except (ImportError, AttributeError, RuntimeError):
+        except (ImportError, AttributeError, RuntimeError, OSError):
             return False
 
     def list_devices(self) -> tuple[DeviceProfile, ...]:

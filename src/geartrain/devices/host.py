@@ -66,12 +66,18 @@ def _quotas(root: Path, own_cgroups: str) -> list[float]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
-            mounts = (root, root / "unified")
-            quotas += [_v2_quota(m / path.lstrip("/")) for m in mounts]
+            for mount in (root, root / "unified"):
+                quotas += [_v2_quota(group) for group in _up(mount, path)]
         elif "cpu" in controllers.split(","):
-            mounts = (root / controllers, root / "cpu")
-            quotas += [_v1_quota(m / path.lstrip("/")) for m in mounts]
+            for mount in (root / controllers, root / "cpu"):
+                quotas += [_v1_quota(group) for group in _up(mount, path)]
     return [quota for quota in quotas if quota is not None]
+
+
+def _up(mount: Path, path: str) -> list[Path]:
+    """Return a cgroup's directory and those above it: each may set a quota."""
+    relative = Path(path.lstrip("/"))
+    return [mount / part for part in (relative, *relative.parents)]
 
 
 def _v1_quota(group: Path) -> float | None:

@@ -30,6 +30,8 @@ class ProbeClient:
             [sys.executable, "-m", "geartrain.devices.probe_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # Ctrl-C is for the caller, who then ends this process.
+            start_new_session=True,
         )
 
     @property
@@ -64,12 +66,12 @@ class ProbeClient:
 
     def close(self) -> None:
         """End the process, which has nothing to save."""
+        self._process.kill()  # torch's own way out takes seconds at a tenth of a core
+        self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        self._process.kill()  # torch's own way out takes seconds at a tenth of a core
-        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -96,8 +98,9 @@ def probe_emulated(
     with contextlib.ExitStack() as stack:
         throttle = open_throttle(devices)
         stack.callback(throttle.close)
-        clients = [stack.enter_context(probe_client(on_progress)) for _ in devices]
+        # The pool first, so that on Ctrl-C the processes end before their readers.
         pool = stack.enter_context(ThreadPoolExecutor(len(devices)))
+        clients = [stack.enter_context(probe_client(on_progress)) for _ in devices]
         list(pool.map(lambda c: c.ask(ProbeRequest(action="prepare")), clients))
         for device, client in zip(devices, clients, strict=True):
             throttle.attach(device.device_id, client.pid)

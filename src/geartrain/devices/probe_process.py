@@ -8,13 +8,15 @@ each, and ends when its input does.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
-from geartrain.devices.adapter import DeviceAdapter
+from geartrain.devices.adapter import Progress
 from geartrain.devices.profile import DeviceProfile
 from geartrain.devices.registry import adapter_for, load_adapters
 from geartrain.errors import GeartrainError
@@ -42,15 +44,28 @@ class ProbeReply:
 
 def main() -> None:
     """Answer requests until the input ends."""
-    for line in sys.stdin.buffer:
-        try:
-            request = msgspec.json.decode(line, type=ProbeRequest)
-            _reply(ProbeReply(kind="done", profiles=_answer(request)))
-        except GeartrainError as error:
-            _reply(ProbeReply(kind="failed", message=str(error)))
+    # What a vendor's library prints must not end up between the replies.
+    with os.fdopen(os.dup(1), "wb", buffering=0) as replies:
+        os.dup2(2, 1)
+        for line in sys.stdin.buffer:
+            _answer_line(line, replies)
 
 
-def _answer(request: ProbeRequest) -> tuple[DeviceProfile, ...]:
+def _answer_line(line: bytes, replies: IO[bytes]) -> None:
+    def reply(answer: ProbeReply) -> None:
+        replies.write(msgspec.json.encode(answer) + b"\n")
+
+    def tell(what: str) -> None:
+        reply(ProbeReply(kind="progress", message=what))
+
+    try:
+        request = msgspec.json.decode(line, type=ProbeRequest)
+        reply(ProbeReply(kind="done", profiles=_answer(request, tell)))
+    except GeartrainError as error:
+        reply(ProbeReply(kind="failed", message=str(error)))
+
+
+def _answer(request: ProbeRequest, tell: Progress) -> tuple[DeviceProfile, ...]:
     if request.action == "prepare":
         import torch  # noqa: PLC0415 - listing the cpu alone needs none
 
@@ -58,14 +73,23 @@ def _answer(request: ProbeRequest) -> tuple[DeviceProfile, ...]:
         return ()
     if request.action == "list":
         return _list_all()
-    return tuple(_measure(i, request.emulated) for i in request.device_ids)
+    return tuple(_measure(i, request.emulated, tell) for i in request.device_ids)
 
 
-def _measure(device_id: str, emulated: DeviceProfile | None) -> DeviceProfile:
-    def tell(what: str) -> None:
-        _reply(ProbeReply(kind="progress", message=f"{device_id}: {what}"))
-
-    return _adapter(device_id, emulated).probe(device_id, tell)
+def _measure(
+    device_id: str, emulated: DeviceProfile | None, tell: Progress
+) -> DeviceProfile:
+    found = adapter_for(device_id).probe(
+        device_id, lambda what: tell(f"{device_id}: {what}")
+    )
+    if emulated is None:
+        return found
+    return dataclasses.replace(
+        emulated,
+        flop_per_s=found.flop_per_s,
+        memory_bytes_per_s=found.memory_bytes_per_s,
+        measured_at_s=found.measured_at_s,
+    )
 
 
 def _list_all() -> tuple[DeviceProfile, ...]:
@@ -75,21 +99,6 @@ def _list_all() -> tuple[DeviceProfile, ...]:
             found += adapter.list_devices()
     # Accelerators first: the CPU is rarely the fastest.
     return tuple(sorted(found, key=lambda device: device.kind == "cpu"))
-
-
-def _adapter(device_id: str, emulated: DeviceProfile | None) -> DeviceAdapter:
-    if emulated is None:
-        return adapter_for(device_id)
-    from geartrain.devices.adapters.emulated import (  # noqa: PLC0415 - this kind only
-        EmulatedAdapter,
-    )
-
-    return EmulatedAdapter([emulated])
-
-
-def _reply(reply: ProbeReply) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

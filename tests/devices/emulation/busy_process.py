@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from geartrain.devices.emulation.cgroups import CgroupV1, usable_cgroups
 from geartrain.devices.emulation.duty_cycle import process_cpu_s
@@ -27,7 +28,10 @@ while True:
 @contextlib.contextmanager
 def busy_process() -> Iterator[int]:
     process = subprocess.Popen(
-        [sys.executable, "-c", _CODE], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _CODE],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # the kernel's autogroup, which favour() then favours
     )
     try:
         assert process.stdout is not None
@@ -48,6 +52,9 @@ def favour(task_id: int) -> None:
     """
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, task_id, -20)
+        if os.getsid(task_id) == task_id:  # niceness counts only within a session
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"/proc/{task_id}/autogroup").write_text("-20")
 
 
 def favour_cgroups() -> None:

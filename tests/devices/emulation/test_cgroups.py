@@ -119,11 +119,22 @@ def test_write_that_the_kernel_changes_is_an_error_and_leaves_nothing(
     assert not list(tmp_path.rglob("geartrain-*"))
 
 
-def test_version_2_without_delegation_is_not_used(tmp_path: Path) -> None:
-    kernel = FakeKernel(tmp_path, 2)
+def test_version_2_without_delegation_is_an_error_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    kernel, cgroups = open_version(tmp_path, 2)
     kernel.refused["cgroup.subtree_control"] = ""
 
-    assert usable_cgroups(kernel, tmp_path) is None
+    with pytest.raises(DeviceError, match="expected cpu and memory"):
+        CgroupThrottle(cgroups, [DEVICE])
+
+    assert not list(tmp_path.rglob("geartrain-*"))
+
+
+def test_looking_for_cgroups_changes_nothing(tmp_path: Path) -> None:
+    open_version(tmp_path, 2)
+
+    assert (tmp_path / "cgroup.subtree_control").read_text() == ""
 
 
 def test_version_2_without_the_memory_controller_is_not_used(tmp_path: Path) -> None:

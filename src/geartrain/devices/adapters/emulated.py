@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from geartrain.devices.adapter import MemoryStats, Progress
-from geartrain.devices.host import host_memory_bytes
+from geartrain.devices.host import cpu_name, host_memory_bytes, node_id
 from geartrain.devices.host_process import HostProcess
 from geartrain.devices.probes.matmul import supported_dtypes
 from geartrain.devices.probes.suite import measure_rates
@@ -49,15 +49,13 @@ class EmulatedAdapter:
     def probe(self, device_id: str, on_progress: Progress | None = None) -> DeviceProfile:
         """Measure this process, which the launcher holds to the device's share.
 
-        Raises:
-            DeviceError: If the device was not among those given.
+        Returns:
+            The description given with the rates found; without one, what this process
+            looks like from inside.
         """
         import torch  # noqa: PLC0415 - a plan is made where torch is absent
 
         self._check(device_id)
-        if device_id not in self._devices:
-            msg = f"{device_id} has no description; probe it with --fleet emulated:..."
-            raise DeviceError(msg)
         rates = measure_rates(
             torch,
             torch.device("cpu"),
@@ -68,7 +66,7 @@ class EmulatedAdapter:
             on_progress=on_progress,
         )
         return dataclasses.replace(
-            self._devices[device_id],
+            self._devices.get(device_id) or _undescribed(device_id),
             flop_per_s=rates.flop_per_s,
             memory_bytes_per_s=rates.memory_bytes_per_s,
             measured_at_s=time.time(),
@@ -134,3 +132,16 @@ class EmulatedAdapter:
             present = ", ".join(self._devices) or "any emulated:INDEX"
             msg = f"{device_id} is not an emulated device here; present: {present}"
             raise DeviceError(msg)
+
+
+def _undescribed(device_id: str) -> DeviceProfile:
+    vendor, cpu = cpu_name()
+    return DeviceProfile(
+        device_id=device_id,
+        node_id=node_id(),
+        vendor=vendor,
+        kind="emulated",
+        name=cpu,
+        memory_bytes=host_memory_bytes(),
+        source="emulated",
+    )

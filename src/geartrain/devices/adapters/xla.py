@@ -50,7 +50,7 @@ class XlaAdapter(AcceleratorAdapter):
             return False
         try:
             return self._num_devices() > 0
-        except (ImportError, AttributeError, RuntimeError):
+        except (ImportError, AttributeError, RuntimeError, OSError):
             return False
 
     def torch_device(self, device_id: str) -> torch_types.device:

@@ -33,6 +33,7 @@ class CgroupThrottle:
         self._groups: dict[str, str] = {}
         self._kills: dict[str, int] = {}
         try:
+            cgroups.prepare(self._owner.name)
             for device in devices:
                 self._make(device)
         except DeviceError:
@@ -99,9 +100,6 @@ class CgroupThrottle:
         group = f"{self._owner.name}/{device.device_id.replace(':', '-')}"
         self._groups[device.device_id] = group
         for root in self._cgroups.roots:
-            if isinstance(self._cgroups, CgroupV2):
-                self._cgroups.files.make(root / self._owner.name)
-                self._cgroups.enable(root / self._owner.name)
             self._cgroups.files.make(root / group)
         self.set_core_fraction(device.device_id, device.core_fraction or 1.0)
         if device.memory_limit_bytes is not None:

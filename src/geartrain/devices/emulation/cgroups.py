@@ -26,6 +26,9 @@ class Cgroups(Protocol):
     def roots(self) -> tuple[Path, ...]:
         """Where groups are made, one directory a hierarchy."""
 
+    def prepare(self, owner_name: str) -> None:
+        """Make an owner's directory, in which groups can then be limited."""
+
     def limit_cores(self, group: str, core_fraction: float) -> None:
         """Hold a group to a share of one core."""
 
@@ -73,6 +76,11 @@ class CgroupV1:
             and all(os.access(root, os.W_OK) for root in self.roots)
         )
 
+    def prepare(self, owner_name: str) -> None:
+        """Make the owner's directory in both hierarchies."""
+        for root in self.roots:
+            self.files.make(root / owner_name)
+
     def limit_cores(self, group: str, core_fraction: float) -> None:
         """Set the group's CFS quota."""
         quota_us, period_us = quota_and_period_us(core_fraction)
@@ -114,26 +122,28 @@ class CgroupV2:
         return (self._root,)
 
     def is_usable(self) -> bool:
-        """Whether cpu and memory exist here and could be enabled for children.
+        """Whether cpu and memory exist here and groups may be made.
 
-        In a container the visible root often has processes of its own, and then the
-        kernel refuses to enable controllers below it.
+        ``prepare`` may still fail: in a container the visible root often has processes
+        of its own, and then the kernel enables no controllers below it.
         """
         try:
             present = self.files.read(self._root / "cgroup.controllers").split()
-            if not {"cpu", "memory"} <= set(present):
-                return False
-            self.enable(self._root)
         except DeviceError:
             return False
-        return True
+        return {"cpu", "memory"} <= set(present) and os.access(self._root, os.W_OK)
 
-    def enable(self, directory: Path) -> None:
-        """Enable the cpu and memory controllers for a directory's children.
+    def prepare(self, owner_name: str) -> None:
+        """Enable the controllers at the root, make the directory, and enable there.
 
         Raises:
-            DeviceError: If the kernel refuses, or did not do it.
+            DeviceError: If the kernel refuses.
         """
+        self._enable(self._root)
+        self.files.make(self._root / owner_name)
+        self._enable(self._root / owner_name)
+
+    def _enable(self, directory: Path) -> None:
         path = directory / "cgroup.subtree_control"
         if {"cpu", "memory"} <= set(self.files.read(path).split()):
             return
@@ -145,7 +155,6 @@ class CgroupV2:
 
     def limit_cores(self, group: str, core_fraction: float) -> None:
         """Set the group's ``cpu.max``."""
-        self.enable((self._root / group).parent)
         quota_us, period_us = quota_and_period_us(core_fraction)
         path = self._root / group / "cpu.max"
         self.files.write_checked(path, f"{quota_us} {period_us}")

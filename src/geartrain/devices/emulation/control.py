@@ -87,10 +87,13 @@ class EmulationControl:
         self._seen = self._stamp()
         directory = state_dir or default_state_dir()
         self._registration = directory / f"{current_owner().key}.json"
-        write_document(
-            self._registration,
-            Registration(run_dir=str(run_dir.resolve()), device_ids=tuple(device_ids)),
+        registration = Registration(
+            run_dir=str(run_dir.resolve()), device_ids=tuple(device_ids)
         )
+        try:
+            write_document(self._registration, registration)
+        except ConfigError as error:  # the run is worth more than being found
+            logger.warning("geartrain emulate will not find this run: %s", error)
 
     def restart_clock(self) -> None:
         """Count the schedule's seconds from now on."""

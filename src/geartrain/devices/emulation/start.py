@@ -29,8 +29,8 @@ def open_throttle(devices: Sequence[DeviceProfile]) -> Throttle:
     """
     emulated = [device for device in devices if device.kind == "emulated"]
     sweep_leftovers()
-    cgroups = usable_cgroups()
-    if cgroups is not None and emulated:
+    cgroups = usable_cgroups() if emulated else None
+    if cgroups is not None:
         try:
             return CgroupThrottle(cgroups, emulated)
         except DeviceError as error:
