@@ -192,7 +192,8 @@ class Session:
             max_grad_norm: Clips the norm of the aggregated gradient.
             forward_fn: ``forward_fn(model, batch)`` returns the output.
             count_fn: ``count_fn(batch)`` returns what the loss is a mean over (samples,
-                or unmasked tokens), or a mapping of names to counts.
+                or unmasked tokens), or a mapping of names to counts. It may see a part
+                of a batch, or one without samples.
             sync_batchnorm: BatchNorm uses the statistics of all devices, and all
                 devices run the same number of micro-batches.
             invariant_dropout: Dropout masks depend on (seed, step, layer, sample), so
@@ -232,7 +233,9 @@ class Session:
             deterministic=self.deterministic,
             pinned_plan=self._pinned_plan(),
         )
-        self._trainer = Trainer(self._place, parts, settings, self.spec)
+        self._trainer = Trainer(
+            self._place, parts, settings, self.spec, positions=self._positions
+        )
         return self._trainer.model, optimizer
 
     def setup_dataloader(  # noqa: PLR0913 - the user's one call; each is a keyword
@@ -329,13 +332,16 @@ class Session:
 
         Args:
             loss: A tensor with one value an element, or a scalar with its ``count``.
-            count: Elements that the scalar is over: samples, or unmasked tokens.
+            count: Elements that the loss is over: samples, or unmasked tokens.
             reduction: Whether the scalar is their mean, as torch's losses return by
                 default, or their sum.
 
         Raises:
             ConfigError: If a scalar comes without a count, or no step is open.
         """
+        if reduction not in ("mean", "sum"):
+            msg = f"reduction={reduction!r} must be 'mean' or 'sum', as the loss was made"
+            raise ConfigError(msg)
         output: object = loss
         if loss.dim() == 0 and count is not None and reduction == "sum":
             output = (loss, count)
@@ -380,8 +386,7 @@ class Session:
         Raises:
             CheckpointError: If it can't be written; an older snapshot there is kept.
         """
-        positions = [loader.state_dict() for loader in self._loaders]
-        self._trained().save(Path(path), positions)
+        self._trained().save(Path(path), self._positions())
 
     def load(self, path: str | Path) -> None:
         """Continue from a snapshot, on this or any other fleet; all ranks call it.
@@ -413,6 +418,9 @@ class Session:
         if environment.local_rank is not None:
             return connect_torchrun(environment.local_rank, _DEFAULT_TIMEOUT_S)
         return stand_alone(_DEFAULT_TIMEOUT_S)
+
+    def _positions(self) -> list[dict[str, int | bool]]:
+        return [loader.state_dict() for loader in self._loaders]
 
     def _trained(self) -> Trainer:
         if self._trainer is None:

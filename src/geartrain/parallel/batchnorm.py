@@ -29,6 +29,7 @@ class GroupHandle:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
+        self.is_alone = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> GroupHandle:
         return self
@@ -38,7 +39,7 @@ class GroupHandle:
 
     def num_members(self) -> int:
         """Ranks that share statistics; 1 without torch.distributed."""
-        if not (dist.is_available() and dist.is_initialized()):
+        if self.is_alone or not (dist.is_available() and dist.is_initialized()):
             return 1
         return dist.get_world_size(self.group)
 
@@ -148,11 +149,20 @@ def convert_batchnorm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.
     return module
 
 
-def set_group(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Change who shares statistics, for all converted layers of a model."""
+def set_group(
+    module: nn.Module, group: dist.ProcessGroup | None, *, is_alone: bool = False
+) -> None:
+    """Change who shares statistics, for all converted layers of a model.
+
+    Args:
+        module: The model.
+        group: The ranks, or None for the default group.
+        is_alone: This rank shares with nobody, whatever the group.
+    """
     for layer in module.modules():
         if isinstance(layer, _SharedStatistics):
             layer.group_handle.group = group
+            layer.group_handle.is_alone = is_alone
 
 
 def has_batchnorm(module: nn.Module) -> bool:

@@ -34,7 +34,7 @@ def evaluate(
         ConfigError: If metric_fn returns something else than pairs (sum, count).
     """
     totals: dict[str, list[float]] = {}
-    was_training = trainer.model.training
+    were_training = [(module, module.training) for module in trainer.model.modules()]
     trainer.sync_buffers()
     trainer.model.eval()
     trainer.is_evaluating = True
@@ -43,11 +43,9 @@ def evaluate(
             _add_share(trainer, share, metric_fn, totals)
     finally:
         trainer.is_evaluating = False
-        trainer.model.train(was_training)
-    gathered = trainer.place.groups.rendezvous.gather(
-        "metrics", totals, dict[str, list[float]]
-    )
-    return _means(gathered)
+        for module, was_training in were_training:  # a part may be kept in eval mode
+            module.training = was_training
+    return _means(_gather(trainer.place.groups, totals))
 
 
 def reduce_metric(groups: RankGroups, value_sum: float, count: float) -> float:
@@ -56,10 +54,20 @@ def reduce_metric(groups: RankGroups, value_sum: float, count: float) -> float:
     Raises:
         ConfigError: If the counts add up to 0.
     """
-    parts = groups.rendezvous.gather(
-        "metric", [float(value_sum), float(count)], list[float]
-    )
-    return _means([{"value": part} for part in parts])["value"]
+    own = {"value": [float(value_sum), float(count)]}
+    return _means(_gather(groups, own))["value"]
+
+
+def _gather(
+    groups: RankGroups, totals: dict[str, list[float]]
+) -> list[dict[str, list[float]]]:
+    """Collect all ranks' sums and counts; as text, since JSON has no nan."""
+    texts = {name: [repr(number) for number in pair] for name, pair in totals.items()}
+    gathered = groups.rendezvous.gather("metrics", texts, dict[str, list[str]])
+    return [
+        {name: [float(text) for text in pair] for name, pair in part.items()}
+        for part in gathered
+    ]
 
 
 def _add_share(

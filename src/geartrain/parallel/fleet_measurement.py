@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from geartrain.collectives.lost_peers import lost_peers
 from geartrain.planner import ComputeCurve, ExchangeProfile, ModelProfile
 from geartrain.telemetry import decode_document, encode_document
 
@@ -138,5 +139,6 @@ def _time_all_reduce(collective: Collective, buffer: torch.Tensor) -> float:
 def _slowest(groups: RankGroups, seconds: float) -> float:
     """The largest of all ranks' times, equal to the bit on all of them."""
     value = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=groups.process_group())
+    with lost_peers("comparing exchange times"):
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=groups.process_group())
     return float(value)

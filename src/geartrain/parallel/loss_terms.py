@@ -46,7 +46,8 @@ def read_loss(
 
     Args:
         output: What the user's ``loss_fn`` returned: a ``LossOutput``.
-        counts: What ``count_fn`` said about the micro-batch; None without one.
+        counts: What ``count_fn`` said about the micro-batch; None without one. A pair
+            carries its own count, and the elements of a tensor count where this is None.
 
     Returns:
         Terms by name; a single unnamed one is called ``loss``.
@@ -74,16 +75,24 @@ def read_counts(counts: Count | Mapping[str, Count]) -> dict[str, float]:
 def _read_tensor(
     output: torch.Tensor, counts: Count | Mapping[str, Count] | None
 ) -> LossTerm:
+    if isinstance(counts, Mapping):
+        msg = (
+            "loss_fn returned one tensor but count_fn named several counts, "
+            f"{sorted(counts)}; return one count, or a mapping of pairs from loss_fn"
+        )
+        raise ConfigError(msg)
+    output = _widen(output)
     if output.dim() > 0:
-        return LossTerm(loss_sum=output.sum(), count=_as_count(output.numel()))
+        count = _as_count(output.numel() if counts is None else counts)
+        return LossTerm(loss_sum=output.sum(), count=count)
     if counts is None:
         msg = f"loss_fn returned a scalar, so its weight is unknown; {_HINT}"
         raise ConfigError(msg)
-    if isinstance(counts, Mapping):
-        msg = "loss_fn returned one mean but count_fn named counts; return one count"
-        raise ConfigError(msg)
     count = _as_count(counts)
-    return LossTerm(loss_sum=output * count.to(output.device, output.dtype), count=count)
+    weight = count.to(output.device, output.dtype)
+    # A mean over nothing is nan; as part of a sum it is 0.
+    loss_sum = torch.where(weight > 0, output * weight, torch.zeros_like(output))
+    return LossTerm(loss_sum=loss_sum, count=count)
 
 
 def _read_pair(name: str, pair: object) -> LossTerm:
@@ -99,7 +108,13 @@ def _read_pair(name: str, pair: object) -> LossTerm:
             "scalar sum in (loss_sum, count): call .sum() on it"
         )
         raise ConfigError(msg)
-    return LossTerm(loss_sum=loss_sum, count=_as_count(count))
+    return LossTerm(loss_sum=_widen(loss_sum), count=_as_count(count))
+
+
+def _widen(values: torch.Tensor) -> torch.Tensor:
+    """A sum over thousands of tokens overflows fp16 and rounds off in bf16."""
+    is_narrow = values.dtype in (torch.float16, torch.bfloat16)
+    return values.float() if is_narrow else values
 
 
 def _as_count(count: Count) -> torch.Tensor:

@@ -58,18 +58,28 @@ class ModelCalls:
         Raises:
             ConfigError: If no loss_fn was given, or it returns something else.
         """
+        loss_fn = self.require_loss()
+        with self.autocast():
+            output = loss_fn(self.forward(batch), batch)
+        # Pairs carry their own counts.
+        counts = None
+        if self.count_fn is not None and isinstance(output, torch.Tensor):
+            counts = self.count_fn(batch)
+        return read_loss(output, counts)
+
+    def require_loss(self) -> LossFunction:
+        """The user's loss_fn.
+
+        Raises:
+            ConfigError: If setup got none.
+        """
         if self.loss_fn is None:
             msg = (
                 "step() needs setup(loss_fn=...); with an own forward use micro_batches(), "
                 "backward() and optimizer_step()"
             )
             raise ConfigError(msg)
-        with self.autocast():
-            output = self.loss_fn(self.forward(batch), batch)
-        # One mean needs its count; sums carry their own.
-        is_mean = isinstance(output, torch.Tensor) and output.dim() == 0
-        counts = self.count_fn(batch) if is_mean and self.count_fn is not None else None
-        return read_loss(output, counts)
+        return self.loss_fn
 
     def counts(self, batch: Any) -> dict[str, float] | None:  # Any: the user's batch
         """What count_fn says of a batch; None without one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from geartrain.data.sampler import ShareView
+from geartrain.errors import ConfigError
 from geartrain.planner import ModelProfile, Plan, Workload
 from geartrain.planner.correction import (
     CorrectionSettings,
@@ -95,11 +96,32 @@ class PlanKeeper:
         Raises:
             ConfigError: If it does not fit.
         """
-        size = self.settings.workload.global_batch_size
-        check_plan(plan, self.device_ids, global_batch_size=size)
+        self.check_pinned(plan)
         self.plan = plan
         self._corrector = None
         self.settings = replace(self.settings, corrects=False)
+
+    def check_pinned(self, plan: Plan) -> None:
+        """Check that a given plan can be carried out as it stands.
+
+        Raises:
+            ConfigError: If it does not fit, or says more than can be repeated.
+        """
+        workload = self.settings.workload
+        check_plan(plan, self.device_ids, global_batch_size=workload.global_batch_size)
+        if workload.uniform_micro_batches and not plan.uniform_micro_batches:
+            msg = (
+                "the plan has uniform_micro_batches=false, but sync_batchnorm=True needs "
+                "the same number of micro-batches on every device; plan again"
+            )
+            raise ConfigError(msg)
+        if plan.tail_samples:
+            msg = (
+                f"the plan has tail_samples={plan.tail_samples}, which whoever is free "
+                "takes, but a given plan is carried out alike each time; plan again with "
+                "--tail-fraction 0, or let geartrain plan by itself"
+            )
+            raise ConfigError(msg)
 
     def expected_s(self, rank: int, micro_batch_sizes: Sequence[int]) -> float:
         """What the profile says this rank takes for the micro-batches it ran."""
@@ -115,7 +137,8 @@ class PlanKeeper:
         expected_s = expected_compute_s(
             self.profile, curve.device_id, [size], with_optimizer=False
         )
-        return self.probe(size), expected_s
+        seconds = self.probe(size)
+        return (seconds, expected_s) if seconds else (0.0, 0.0)
 
     def observe(self, step_index: int, figures: Sequence[RankFigures]) -> None:
         """Take in a step; may change the plan for the next one."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.rendezvous import Rendezvous
 from geartrain.collectives.torch_collective import LocalCollective, TorchCollective
 from geartrain.errors import CommunicationError
@@ -119,7 +120,9 @@ class RankGroups:
         if members == self._everyone and is_first:
             group = dist.group.WORLD
         else:
-            group = dist.new_group(list(members), timeout=timedelta(seconds=self.timeout_s))
+            timeout = timedelta(seconds=self.timeout_s)
+            with lost_peers(f"making the group of ranks {members}"):
+                group = dist.new_group(list(members), timeout=timeout)
         assert group is not None
         names = tuple(self.device_ids[r] for r in members)
         collective = TorchCollective(group, names, self.timeout_s)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.rendezvous import Rendezvous
 from geartrain.devices import DeviceProfile, Fleet
 from geartrain.devices.registry import load_adapter, load_adapters
@@ -98,9 +99,13 @@ def connect_worker(spec: WorkerSpec) -> RankPlace:
     )
     if spec.world_size == 1:
         return _alone(device, fleet, spec.timeout_s)
-    store = _connect_store(spec)
-    join(_backend(fleet), store, spec.rank, spec.world_size, spec.timeout_s)
-    return _place(device, fleet, spec.rank, PrefixStore("geartrain", store), spec.timeout_s)
+    store = _session_store(_connect_store(spec), spec.rank)
+    is_first = not dist.is_initialized()
+    if is_first:
+        join(_backend(fleet), store, spec.rank, spec.world_size, spec.timeout_s)
+    return _place(
+        device, fleet, spec.rank, store, spec.timeout_s, owns_default_group=is_first
+    )
 
 
 def connect_torchrun(local_rank: int, timeout_s: float) -> RankPlace:
@@ -112,26 +117,34 @@ def connect_torchrun(local_rank: int, timeout_s: float) -> RankPlace:
     store, rank, world_size = next(
         rendezvous("env://", timeout=timedelta(seconds=timeout_s))
     )
-    shared = PrefixStore("geartrain", store)
+    shared = _session_store(store, rank)
     device, fleet = _gather_fleet(local_rank, rank, world_size, shared, timeout_s)
     if world_size == 1:
         return _alone(device, fleet, timeout_s)
-    join(_backend(fleet), store, rank, world_size, timeout_s)
-    return _place(device, fleet, rank, shared, timeout_s)
+    join(_backend(fleet), shared, rank, world_size, timeout_s)
+    return _place(device, fleet, rank, shared, timeout_s, owns_default_group=True)
 
 
 def adopt_group(timeout_s: float) -> RankPlace:
-    """Use the default process group that the script has made itself."""
+    """Use the default process group that the script has made itself.
+
+    Raises:
+        ConfigError: If it cannot carry tensors in host memory.
+    """
     from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
 
-    shared = PrefixStore("geartrain", _get_default_store())
+    if "gloo" not in dist.get_backend_config():
+        msg = (
+            f"the script's process group has the backends {dist.get_backend_config()}; "
+            "geartrain needs gloo for what lies in host memory: call "
+            "init_process_group('cpu:gloo,cuda:nccl'), or leave it to gt.Session()"
+        )
+        raise ConfigError(msg)
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    shared = _session_store(_get_default_store(), rank)
     local_rank = dist.get_node_local_rank(fallback_rank=rank)
     device, fleet = _gather_fleet(local_rank, rank, world_size, shared, timeout_s)
-    groups = RankGroups(
-        rank, world_size, tuple(d.device_id for d in fleet.devices), shared, timeout_s
-    )
-    return RankPlace(device=device, fleet=fleet, groups=groups)
+    return _place(device, fleet, rank, shared, timeout_s, owns_default_group=False)
 
 
 def stand_alone(timeout_s: float) -> RankPlace:
@@ -205,9 +218,28 @@ def _alone(device: LocalDevice, fleet: Fleet, timeout_s: float) -> RankPlace:
     )
 
 
-def _place(
-    device: LocalDevice, fleet: Fleet, rank: int, store: Store, timeout_s: float
+def _session_store(store: Store, rank: int) -> Store:
+    """A part of the store for this session alone.
+
+    A script may train one model after the other; the keys of an earlier session would be
+    taken for answers. All ranks make their sessions in the same order.
+    """
+    with lost_peers("the rendezvous store"):
+        number = int(store.add(f"geartrain/sessions/{rank}", 1))
+    return PrefixStore(f"geartrain/{number}", store)
+
+
+def _place(  # noqa: PLR0913 - the parts of a place
+    device: LocalDevice,
+    fleet: Fleet,
+    rank: int,
+    store: Store,
+    timeout_s: float,
+    *,
+    owns_default_group: bool,
 ) -> RankPlace:
     ids = tuple(d.device_id for d in fleet.devices)
-    groups = RankGroups(rank, len(ids), ids, store, timeout_s, owns_default_group=True)
+    groups = RankGroups(
+        rank, len(ids), ids, store, timeout_s, owns_default_group=owns_default_group
+    )
     return RankPlace(device=device, fleet=fleet, groups=groups)

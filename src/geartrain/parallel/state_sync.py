@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from geartrain.collectives.lost_peers import lost_peers
 from geartrain.errors import ConfigError
 from geartrain.parallel.process_group import RankGroups
 
@@ -55,10 +56,10 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup)
     """Replace tensors by those of rank 0, through host memory where needed."""
     for tensor in tensors:
         if tensor.device.type == "cpu" and tensor.is_contiguous():
-            dist.broadcast(tensor, src=0, group=group)
+            _broadcast(tensor, group)
             continue
         host = tensor.detach().cpu().contiguous()
-        dist.broadcast(host, src=0, group=group)
+        _broadcast(host, group)
         tensor.copy_(host)
 
 
@@ -73,11 +74,16 @@ def broadcast_bytes(data: torch.Tensor | None, group: dist.ProcessGroup) -> torc
         The bytes, on every member.
     """
     size = torch.tensor([0 if data is None else data.numel()], dtype=torch.int64)
-    dist.broadcast(size, src=0, group=group)
+    _broadcast(size, group)
     if data is None:
         data = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(data, src=0, group=group)
+    _broadcast(data, group)
     return data
+
+
+def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    with lost_peers("sending rank 0's state"):
+        dist.broadcast(tensor, src=0, group=group)
 
 
 def _named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -16,8 +16,14 @@ import torch
 
 from geartrain.collectives.gradient_buckets import DEFAULT_BUCKET_BYTES, GradientBuckets
 from geartrain.collectives.torch_collective import LocalCollective
-from geartrain.errors import CommunicationError, ConfigError
+from geartrain.errors import ConfigError
 from geartrain.parallel.loss_terms import SINGLE_TERM, LossTerm
+from geartrain.parallel.step_checks import (
+    check_optimizer,
+    check_same_plan,
+    check_still_frozen,
+    check_sums,
+)
 from geartrain.parallel.trailer import RankFigures, Trailer, TrailerLayout
 
 if TYPE_CHECKING:
@@ -76,10 +82,13 @@ class StepEngine:
     gradient_group: Collective | None = None
     """The ranks that exchange gradients; None where this rank is left out."""
     _named: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
+    _frozen: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
     _buckets: GradientBuckets | None = None
     _scaler: torch.amp.GradScaler | None = None
     _layout: TrailerLayout | None = None
+    _num_samples: int = 0
     _nominal: float = 1.0
+    """What sums are divided by until the true counts are known."""
     _known_counts: dict[str, float] | None = None
     _loss_sums: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     _counts: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -91,7 +100,10 @@ class StepEngine:
     _open: bool = False
 
     def __post_init__(self) -> None:
-        self._named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        check_optimizer(self.model, self.optimizer)
+        parameters = list(self.model.named_parameters())
+        self._named = [(n, p) for n, p in parameters if p.requires_grad]
+        self._frozen = [(n, p) for n, p in parameters if not p.requires_grad]
         if self.settings.loss_scaling:
             device_type = self._named[0][1].device.type if self._named else "cpu"
             self._scaler = torch.amp.GradScaler(device_type)
@@ -124,12 +136,12 @@ class StepEngine:
         return self._buckets
 
     def begin(
-        self, nominal_count: float, known_counts: Mapping[str, float] | None = None
+        self, num_samples: int, known_counts: Mapping[str, float] | None = None
     ) -> None:
         """Open a step.
 
         Args:
-            nominal_count: About how many samples the global batch has.
+            num_samples: Samples of the global batch, over all ranks.
             known_counts: Fleet-wide counts by term where they are known already,
                 which spares several loss terms a backward each.
 
@@ -139,8 +151,10 @@ class StepEngine:
         if self._open:
             msg = "the step before was not finished; call optimizer_step() once a batch"
             raise ConfigError(msg)
+        check_still_frozen(self._frozen)
         self._open = True
-        self._nominal = max(nominal_count, 1.0)
+        self._num_samples = num_samples
+        self._nominal = float(max(num_samples, 1))
         self._known_counts = dict(known_counts) if known_counts is not None else None
         self._loss_sums, self._counts, self._per_term = {}, {}, {}
         self._not_compute_s = 0.0
@@ -163,9 +177,11 @@ class StepEngine:
         """
         self._check_names(terms)
         for name, term in terms.items():
-            weight = 0.0 if ghost else 1.0
-            self._loss_sums.setdefault(name, []).append(weight * term.loss_sum.detach())
-            self._counts.setdefault(name, []).append(weight * term.count)
+            loss_sums = self._loss_sums.setdefault(name, [])
+            counts = self._counts.setdefault(name, [])
+            if not ghost:  # not 0 times its values, which may be infinite
+                loss_sums.append(term.loss_sum.detach())
+                counts.append(term.count)
         needs_own_backward = len(terms) > 1 and self._known_counts is None
         if needs_own_backward:
             self._accumulate_per_term(terms, ghost=ghost)
@@ -174,7 +190,8 @@ class StepEngine:
             self._buckets.send_during_backward()
         loss = sum(t.loss_sum / self._divisor(name) for name, t in terms.items())
         assert isinstance(loss, torch.Tensor)
-        self._backward(loss * 0.0 if ghost else loss, retain_graph=False)
+        if loss.requires_grad or any(term.count > 0 for term in terms.values()):
+            self._backward(loss * 0.0 if ghost else loss, retain_graph=False)
 
     def exclude_time(self, seconds: float) -> None:
         """Time inside the open step that was not compute, such as reading input."""
@@ -189,7 +206,16 @@ class StepEngine:
 
         Raises:
             CommunicationError: If a peer was lost; nothing was applied.
+            ConfigError: If no step is open, or the ranks' samples or counts do not add
+                up; nothing was applied.
         """
+        if not self._open:
+            msg = (
+                "no step is open; run the loop over session.micro_batches(batch) to its "
+                "end, then call optimizer_step() once"
+            )
+            raise ConfigError(msg)
+        self._open = False  # also where the exchange fails: nothing is left to finish
         self.synchronize()
         compute_s = time.perf_counter() - self._started_at_s - self._not_compute_s
         figures = replace(
@@ -205,7 +231,6 @@ class StepEngine:
         grad_norm, skipped = self._update(trailer)
         self.synchronize()
         self._optimizer_s = time.perf_counter() - exchanged_at_s
-        self._open = False
         losses = {
             name: total / trailer.counts[name] if trailer.counts[name] else 0.0
             for name, total in trailer.loss_sums.items()
@@ -264,6 +289,8 @@ class StepEngine:
         flats = self._buckets.flats
         for index, (name, term) in enumerate(terms.items()):
             sums = self._per_term.setdefault(name, [torch.zeros_like(f) for f in flats])
+            if not term.loss_sum.requires_grad and not term.count > 0:
+                continue  # a term that is absent from this micro-batch
             torch._foreach_zero_(flats)
             loss = term.loss_sum / self._nominal
             is_last = index == len(terms) - 1
@@ -292,7 +319,8 @@ class StepEngine:
             self._buckets.wait()
         pending.wait()
         trailer = layout.unpack(vector)
-        _check_same_plan(trailer.ranks)
+        check_same_plan(trailer.ranks)
+        check_sums(trailer, self._num_samples, self._known_counts)
         return trailer
 
     def _agree_layout(self) -> TrailerLayout:
@@ -377,14 +405,3 @@ def _total(values: list[torch.Tensor]) -> float:
     if not values:
         return 0.0
     return float(torch.stack([v.to(torch.float64).reshape(()) for v in values]).sum())
-
-
-def _check_same_plan(ranks: Sequence[RankFigures]) -> None:
-    codes = {figures.plan_code for figures in ranks}
-    if len(codes) > 1:
-        by_rank = [f"rank {r}: {int(f.plan_code):08x}" for r, f in enumerate(ranks)]
-        msg = (
-            f"the ranks carry out different plans ({', '.join(by_rank)}); the step was "
-            "not applied. Start all workers with the same script, plan and version"
-        )
-        raise CommunicationError(msg)

@@ -86,10 +86,16 @@ class StepWork:
         return split_share(num_samples, self.replica.micro_batch_size)
 
     def _ghost(self, *, is_last: bool) -> MicroBatch:
-        started_at_s = time.perf_counter()
-        batch = self.loader.fetch(0, 1)
-        self.on_read(time.perf_counter() - started_at_s)
-        return MicroBatch(batch=batch, start=0, stop=1, is_last=is_last, is_ghost=True)
+        start = self.loader.current.start
+        if self.loader.current.own_count:  # as the user may have transformed it
+            batch = slice_batch(self.batch, 0, 1)
+        else:
+            started_at_s = time.perf_counter()
+            start, batch = 0, self.loader.fetch(0, 1)
+            self.on_read(time.perf_counter() - started_at_s)
+        return MicroBatch(
+            batch=batch, start=start, stop=start + 1, is_last=is_last, is_ghost=True
+        )
 
     def _tail(self, current: CurrentBatch) -> Iterator[MicroBatch]:
         if self.tickets is None:

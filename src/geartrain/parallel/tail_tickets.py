@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from geartrain.collectives.lost_peers import lost_peers
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
@@ -22,7 +24,8 @@ class TailTickets:
 
     Args:
         store: Shared by all ranks.
-        step: Number of the step; every rank opens each step.
+        step: Number of the step in this session. Not that of the run: a session that
+            loads an earlier state would find tickets already taken.
         num_samples: Samples in this step's tail.
         rate_fraction: This rank's part of the fleet's samples per second.
         largest_take: Samples that fit in one micro-batch here.
@@ -45,7 +48,8 @@ class TailTickets:
         if left <= 0:
             return None
         wanted = self.take_size(left)
-        stop = int(self.store.add(self._key(self.step), wanted))
+        with lost_peers("taking samples of the shared tail"):
+            stop = int(self.store.add(self._key(self.step), wanted))
         self._taken = stop
         start = stop - wanted
         if start >= self.num_samples:
@@ -60,7 +64,8 @@ class TailTickets:
     def forget_old(self) -> None:
         """Remove the counter of two steps ago; one rank calls it, once a step."""
         if self.step >= 2:  # noqa: PLR2004 - two steps ago
-            self.store.delete_key(self._key(self.step - 2))
+            with lost_peers("tidying the shared tail"):
+                self.store.delete_key(self._key(self.step - 2))
 
     def _key(self, step: int) -> str:
         return f"tail/{step}"
