@@ -8,6 +8,7 @@ each, and ends when its input does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -47,8 +48,9 @@ def main() -> None:
     # What a vendor's library prints must not end up between the replies.
     with os.fdopen(os.dup(1), "wb", buffering=0) as replies:
         os.dup2(2, 1)
-        for line in sys.stdin.buffer:
-            _answer_line(line, replies)
+        with contextlib.suppress(BrokenPipeError):  # the caller is gone: end
+            for line in sys.stdin.buffer:
+                _answer_line(line, replies)
 
 
 def _answer_line(line: bytes, replies: IO[bytes]) -> None:

@@ -13,6 +13,7 @@ from geartrain.devices import DeviceProfile
 from geartrain.devices.emulation.cgroup_throttle import CgroupThrottle
 from geartrain.devices.emulation.cgroups import (
     MIN_QUOTA_US,
+    Cgroups,
     CgroupV1,
     CgroupV2,
     quota_and_period_us,
@@ -36,7 +37,7 @@ DEVICE = DeviceProfile(
 )
 
 
-def open_version(tmp_path: Path, version: int) -> tuple[FakeKernel, CgroupV1 | CgroupV2]:
+def open_version(tmp_path: Path, version: int) -> tuple[FakeKernel, Cgroups]:
     kernel = FakeKernel(tmp_path, version)
     cgroups = usable_cgroups(kernel, tmp_path)
     assert isinstance(cgroups, CgroupV1 if version == 1 else CgroupV2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from geartrain.devices.emulation.cgroups import CgroupV1, CgroupV2
+from geartrain.devices.emulation.cgroups import Cgroups
 from geartrain.devices.emulation.owner import Owner, current_owner
 from geartrain.devices.emulation.throttle import (
     MEMORY_BACKSTOP_BYTES,
@@ -23,11 +23,11 @@ class CgroupThrottle:
 
     def __init__(
         self,
-        cgroups: CgroupV1 | CgroupV2,
+        cgroups: Cgroups,
         devices: Sequence[DeviceProfile],
         owner: Owner | None = None,
     ) -> None:
-        self.name = "cgroup-v1" if isinstance(cgroups, CgroupV1) else "cgroup-v2"
+        self.name = cgroups.name
         self._cgroups = cgroups
         self._owner = owner or current_owner()
         self._groups: dict[str, str] = {}

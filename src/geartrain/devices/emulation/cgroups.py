@@ -20,6 +20,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 class Cgroups(Protocol):
     """One version of the kernel's control groups."""
 
+    name: str
     files: CgroupFiles
 
     @property
@@ -57,6 +58,8 @@ def quota_and_period_us(core_fraction: float) -> tuple[int, int]:
 
 class CgroupV1:
     """Control groups, version 1: a hierarchy a controller."""
+
+    name = "cgroup-v1"
 
     def __init__(self, files: CgroupFiles, root: Path = _CGROUP_ROOT) -> None:
         self.files = files
@@ -111,6 +114,8 @@ class CgroupV1:
 
 class CgroupV2:
     """Control groups, version 2: one hierarchy, controllers enabled level by level."""
+
+    name = "cgroup-v2"
 
     def __init__(self, files: CgroupFiles, root: Path = _CGROUP_ROOT) -> None:
         self.files = files
@@ -179,7 +184,7 @@ class CgroupV2:
 
 def usable_cgroups(
     files: CgroupFiles | None = None, root: Path = _CGROUP_ROOT
-) -> CgroupV1 | CgroupV2 | None:
+) -> Cgroups | None:
     """Return the interface this process may use; None where there is none."""
     files = files or CgroupFiles()
     for cgroups in (CgroupV1(files, root), CgroupV2(files, root)):
