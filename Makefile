@@ -8,7 +8,7 @@ EXTRAS := report,examples,hf,docs,dev
 # Four emulated devices of unequal speed; smaller shares on a machine with one core.
 NUM_CORES := $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/null || echo 1)
 FLEET ?= $(if $(filter 1,$(NUM_CORES)),emulated:0.4$(comma)0.2$(comma)0.1$(comma)0.05,emulated:0.8$(comma)0.4$(comma)0.2$(comma)0.1)
-TRAIN_ARGS ?= --steps 100 --global-batch-size 128 --eval-samples 512
+TRAIN_ARGS ?= --steps 80 --global-batch-size 128 --eval-samples 512
 comma := ,
 
 .PHONY: help install train test test-all lint format types imports docs bench clean

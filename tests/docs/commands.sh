@@ -11,11 +11,11 @@ geartrain probe --fleet emulated:0.8,0.4,0.2,0.1
 
 # begin train
 geartrain run --fleet emulated:0.8,0.4,0.2,0.1 examples/train_gpt.py \
-    --steps 100 --global-batch-size 128 --eval-samples 512
+    --steps 80 --global-batch-size 128 --eval-samples 512
 # end train
 
 # begin one device
-python examples/train_gpt.py --steps 100 --global-batch-size 128 --eval-samples 512
+python examples/train_gpt.py --steps 80 --global-batch-size 128 --eval-samples 512
 # end one device
 
 # begin report

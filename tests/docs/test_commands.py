@@ -58,6 +58,7 @@ def test_plain_script_runs_without_launcher(folder: Path) -> None:
     assert "epoch 9: loss" in run_block("plain", folder)
 
 
+@pytest.mark.slow
 def test_probe_lists_the_emulated_devices(folder: Path) -> None:
     table = run_block("probe", folder)
 
