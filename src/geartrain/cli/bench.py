@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import time
+from pathlib import Path
+from typing import Any
 
 import click
 
-from geartrain.cli.verb import Verb, json_option
+from geartrain.bench.macro import (
+    DEFAULT_FLEET,
+    MacroOptions,
+    default_output,
+    run_macro,
+)
+from geartrain.bench.macro_report import TABLE_HEAD, MacroResult, flatten, table_rows
+from geartrain.bench.provenance import command_line, current_commit
+from geartrain.cli.tables import print_table
+from geartrain.cli.verb import Verb, json_option, oversubscribe_option, print_json
+from geartrain.launch.run_directory import collect_versions
+from geartrain.telemetry import write_document
 
 
 @click.group()
@@ -17,24 +31,71 @@ def bench() -> None:
 @bench.command("macro", cls=Verb)
 @click.option(
     "--fleet",
-    "fleet_spec",
-    default="emulated:0.8,0.4,0.2,0.1",
+    default=DEFAULT_FLEET,
     show_default=True,
     metavar="SPEC",
-    help="The unequal fleet.",
+    help="The unequal fleet, emulated.",
 )
-@click.option("--quick", is_flag=True, help="Fewer repeats: within a minute.")
+@click.option(
+    "--quick", is_flag=True, help="Fewer repeats and a batch of 64: within a minute."
+)
+@click.option(
+    "--global-batch-size",
+    type=click.IntRange(min=1),
+    help="Samples of an optimizer step; 256, or 64 with --quick.",
+)
+@oversubscribe_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where the raw result goes; benchmarks/results/ where that folder exists.",
+)
 @json_option
-def macro(fleet_spec: str, quick: bool, as_json: bool) -> None:
-    """Train the same model with geartrain, with DDP, and on each device alone."""
-    # By name: benchmarks import torch, which this room must not reach.
-    importlib.import_module("geartrain.bench.macro").main_macro(
-        fleet=fleet_spec, quick=quick, json=as_json
+def macro(
+    *,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,  # Any: the fields of MacroOptions
+) -> None:
+    """Train the same model with geartrain, with DDP, and on each device alone.
+
+    All in turn in one run, then a slow-down, two equal devices, and one device. Takes
+    about five minutes.
+    """
+    asked = MacroOptions(**options)
+    path = output or default_output(asked, time.time(), Path.cwd())
+    raw = run_macro(asked, _show_progress)
+    result = MacroResult(
+        result=flatten(raw),
+        versions=collect_versions(),
+        command=command_line(),
+        commit=current_commit(Path.cwd()),
+        raw=raw,
     )
+    print_table(TABLE_HEAD, table_rows(result.result))
+    labels = result.result["labels"]
+    click.echo(f"{raw.fleet.spec} ({labels}), {raw.wall_s:.0f} s in all")
+    if path is not None:
+        write_document(path, result)
+        click.echo(f"raw result: {path}")
+    if as_json:
+        origin = {"command": result.command, "commit": result.commit}
+        versions = {f"version_{name}": text for name, text in result.versions.items()}
+        print_json(result.result | origin | versions)
 
 
 @bench.command("gpu", cls=Verb)
 @json_option
-def gpu(as_json: bool) -> None:
+def gpu(*, as_json: bool) -> None:
     """Check exactness, overhead and a mixed fleet on a machine with GPUs."""
-    importlib.import_module("geartrain.bench.gpu").main_gpu(json=as_json)
+    # By name: it asks torch what there is, which this room must not reach.
+    result = importlib.import_module("geartrain.bench.gpu").run_gpu(_show_progress)
+    for name, value in result.items():
+        click.echo(f"{name}: {value}")
+    if as_json:
+        print_json(result)
+
+
+def _show_progress(text: str) -> None:
+    click.echo(f"[geartrain] {text}", err=True)

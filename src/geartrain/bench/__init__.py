@@ -1,0 +1,1 @@
+"""Benchmarks: what the promise is worth, against its bound and against plain DDP."""
