@@ -1,11 +1,22 @@
 """Who does what: from measured facts to a plan. Never reaches torch."""
 
+from geartrain.planner.correction import (
+    CorrectionEvent,
+    CorrectionSettings,
+    CorrectionState,
+    Decision,
+    DeviceObservation,
+    expected_compute_s,
+    observe,
+    start_correction,
+)
 from geartrain.planner.curve_fit import (
     best_samples_per_s,
     fit_curve,
     predict_s,
     samples_per_s,
 )
+from geartrain.planner.explanation import Explanation, explain, render_text
 from geartrain.planner.model_profile import (
     ComputeCurve,
     ExchangeProfile,
@@ -13,6 +24,7 @@ from geartrain.planner.model_profile import (
     ModelProfile,
     Workload,
 )
+from geartrain.planner.pinned_plan import check_plan
 from geartrain.planner.plan import Plan, Replica, Stage
 from geartrain.planner.prediction import predict
 from geartrain.planner.protocol import Planner
@@ -20,7 +32,13 @@ from geartrain.planner.solver import solve
 
 __all__ = [
     "ComputeCurve",
+    "CorrectionEvent",
+    "CorrectionSettings",
+    "CorrectionState",
+    "Decision",
+    "DeviceObservation",
     "ExchangeProfile",
+    "Explanation",
     "MemoryCurve",
     "ModelProfile",
     "Plan",
@@ -29,9 +47,15 @@ __all__ = [
     "Stage",
     "Workload",
     "best_samples_per_s",
+    "check_plan",
+    "expected_compute_s",
+    "explain",
     "fit_curve",
+    "observe",
     "predict",
     "predict_s",
+    "render_text",
     "samples_per_s",
     "solve",
+    "start_correction",
 ]

@@ -4,7 +4,7 @@ Each rank runs it on the same observations and decides the same: frozen dataclas
 in and out, no clock, no randomness, no arithmetic that differs between machines.
 
 Two things lead to a new plan. A *change* of a device's rate beyond a threshold is seen
-within 5 steps of a 2x slow-down and answered at once, and once more when the new rate is
+within 5 steps of a 2x slow-down and answered at once, and again as the new rate becomes
 known better. Otherwise every ``check_interval`` steps the long-window rates are tried:
 where another plan would gain more than it costs, or balance the load better, and by
 more than the noise of the rates, it is taken.
@@ -34,6 +34,10 @@ from geartrain.planner.solver import solve
 from geartrain.telemetry.records import EventKind
 from geartrain.units import format_seconds
 
+REFINE_AFTER = (1, 3, 7)
+"""Check intervals after an answered change at which the new rates, each time known
+from about twice as many steps, are looked at with little regard for noise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionSettings:
@@ -51,12 +55,12 @@ class CorrectionSettings:
     """Predicted saving of step time that is worth the cost of a re-plan."""
     max_load_balance_error: float = 0.03
     """Predicted max |busy / mean - 1| above which balance alone is a reason."""
-    change_sigmas: float = 5.0
+    change_sigmas: float = 6.0
     """Standard errors a change must exceed: one false alarm in millions of steps."""
-    gain_sigmas: float = 4.0
+    gain_sigmas: float = 5.0
     """Standard errors of the rates that a gain must exceed."""
-    refine_sigmas: float = 2.0
-    """The same in the one look after a change, where a better plan is likely."""
+    refine_sigmas: float = 1.0
+    """The same in the looks after a change, where a better plan is likely."""
 
     def __post_init__(self) -> None:
         if self.threshold <= 0:
@@ -111,7 +115,8 @@ class CorrectionState:
     num_steps: int = 0
     replanned_at: int = -(10**9)
     """Step counts of this machine, not of the run, which may have been resumed."""
-    refine_at: int = -1
+    changed_at: int = -(10**9)
+    """When a change, or a profile that was wrong, was last answered."""
     change_unanswered: bool = False
 
     @property
@@ -191,17 +196,22 @@ def observe(
         state = replace(
             state,
             change_unanswered=False,
-            refine_at=state.num_steps + state.settings.check_interval,
+            changed_at=state.num_steps,
         )
         return _replan(state, decision, planner, num_sigmas=0.0)
-    refining = state.num_steps == state.refine_at
     interval = state.settings.check_interval
+    refining = state.num_steps - state.changed_at in {k * interval for k in REFINE_AFTER}
     if not refining and (counted % interval or since < interval):
         return state, decision
     state = replace(state, rates=tuple(refresh(rate) for rate in state.rates))
-    settings = state.settings
-    sigmas = settings.refine_sigmas if refining else settings.gain_sigmas
-    return _replan(state, decision, planner, num_sigmas=sigmas)
+    if refining:
+        sigmas = state.settings.refine_sigmas
+        return _replan(state, decision, planner, num_sigmas=sigmas)
+    sigmas = state.settings.gain_sigmas
+    state, decision = _replan(state, decision, planner, num_sigmas=sigmas)
+    if decision.new_plan is not None:  # the rates were wrong, so look again soon
+        state = replace(state, changed_at=state.num_steps)
+    return state, decision
 
 
 def _add_observations(
