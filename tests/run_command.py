@@ -22,7 +22,7 @@ def run_command(*command: str | Path, cwd: Path, timeout_s: float = 150.0) -> st
     result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env=user_environment(),
+        env=user_environment(cwd),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -35,8 +35,14 @@ def run_command(*command: str | Path, cwd: Path, timeout_s: float = 150.0) -> st
     return result.stdout
 
 
-def user_environment() -> dict[str, str]:
-    """The environment of an activated virtual environment, one torch thread a process."""
+def user_environment(cwd: Path) -> dict[str, str]:
+    """An activated virtual environment, one torch thread a process.
+
+    Emulated fleets are registered below ``cwd``, so that a test sees its own one only.
+    """
     programs = Path(sys.executable).parent
-    path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
-    return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    return os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
+        "XDG_STATE_HOME": str(cwd / ".state"),
+        "OMP_NUM_THREADS": "1",
+    }

@@ -98,7 +98,7 @@ def test_running_device_is_slowed_down(folder: Path) -> None:
     run = subprocess.Popen(
         ["bash", "-ec", BLOCKS["train"]],
         cwd=folder,
-        env=user_environment(),
+        env=user_environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
