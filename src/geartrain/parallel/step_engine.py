@@ -107,6 +107,8 @@ class StepEngine:
         if self.settings.loss_scaling:
             device_type = self._named[0][1].device.type if self._named else "cpu"
             self._scaler = torch.amp.GradScaler(device_type)
+            # It makes its scale at the first loss, which a rank without samples never has.
+            self._scaler.scale(torch.zeros((), device=device_type))
         if self.world.num_members > 1:
             self._make_buckets()
 
