@@ -41,6 +41,7 @@ napoleon_custom_sections = ["Source"]
 # No inventory of another project is fetched, so that the build needs no network.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|typing|types|os)\..*"),
+    ("py:.*", r"geartrain\.session\.OptimizerT"),  # a type variable
     ("py:.*", r"(Path|Tensor|Module|Optimizer|Callable|Mapping|Sequence|Iterator)"),
     ("py:.*", r"geartrain\.data\.(loader\.LoaderConfig|sampler\.ShareView)"),  # internal
     # Sphinx cuts a signature that holds "<factory>" at every comma.

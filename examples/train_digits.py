@@ -120,7 +120,7 @@ def main() -> None:
 
     session = gt.Session(seed=args.seed)
     model = make_resnet()
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4
     )
     scheduler = torch.optim.lr_scheduler.OneCycleLR(

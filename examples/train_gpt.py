@@ -184,7 +184,7 @@ def main() -> None:
     # begin setup
     session = gt.Session(seed=args.seed)
     model: nn.Module = ByteGPT(dim=args.dim, num_layers=args.layers, context=args.context)
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: warm_up_then_cosine(step, args.steps)
     )

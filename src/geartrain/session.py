@@ -17,7 +17,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DEFAULT_TIMEOUT_S = 300.0
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +163,7 @@ class Session:
     def setup(  # noqa: PLR0913 - the user's one call; each is a keyword
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: OptimizerT,
         *,
         loss_fn: LossFunction | None = None,
         lr_scheduler: Any = None,  # Any: torch's schedulers share no public base
@@ -174,7 +176,7 @@ class Session:
         micro_batch_size: int | None = None,
         overlap: bool = True,
         total_steps: int | None = None,
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    ) -> tuple[torch.nn.Module, OptimizerT]:
         """Take the model, its optimizer, and how its loss is made.
 
         The model is called as ``model(inputs)`` for batches ``(inputs, target)`` and as
