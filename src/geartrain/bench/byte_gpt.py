@@ -9,8 +9,8 @@ import sysconfig
 from pathlib import Path
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.nn import functional
 
 from geartrain.bench.macro_settings import ModelSize
 from geartrain.errors import ConfigError

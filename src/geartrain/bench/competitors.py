@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from geartrain.bench.macro_settings import AlonePhase, ModelSize
 from geartrain.data.order import GlobalOrder
 
 _OPTIMIZER_REPEATS = 3
+
+REFERENCE_MICRO_BATCH_SIZE = 16
+"""The fastest of 1 to 16 on a core at full speed."""
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ class DdpTrainer:
     ) -> None:
         self._model = DistributedDataParallel(model)
         self._optimizer = make_optimizer(self._model)
-        self._start = list(accumulate(shares, initial=0))[rank]
+        self._start = list(itertools.accumulate(shares, initial=0))[rank]
         self._stop = self._start + shares[rank]
         self._world_size = len(shares)
         self._micro_batch_size = micro_batch_size
@@ -161,22 +164,32 @@ class DdpTrainer:
 
 
 def train_plainly(
-    size: ModelSize, seed: int, batches: GlobalBatches, num_steps: int
+    size: ModelSize,
+    seed: int,
+    batches: GlobalBatches,
+    *,
+    micro_batch_size: int = REFERENCE_MICRO_BATCH_SIZE,
+    device: torch.device | None = None,
 ) -> Iterator[float]:
-    """The loop of one device; yields the mean loss of each global batch."""
-    model = make_model(size, seed)
+    """The loop of one device; yields the mean loss of each global batch, without end.
+
+    Args:
+        size: The model's.
+        seed: Of its weights.
+        batches: The global batches, on the device.
+        micro_batch_size: Samples of a forward pass.
+        device: The CPU where None.
+    """
+    model = make_model(size, seed).to(device or "cpu")
     optimizer = make_optimizer(model)
     total = batches.global_batch_size
-    for step in range(num_steps):
+    for step in itertools.count():
         optimizer.zero_grad()
-        loss_sum = torch.zeros((), dtype=torch.float64)
-        for batch in batches.micro_batches(step, 0, total, _REFERENCE_MICRO_BATCH_SIZE):
+        sums = []
+        for batch in batches.micro_batches(step, 0, total, micro_batch_size):
             losses = byte_losses(model(batch[0]), batch)
-            (losses.sum() / (total * size.context)).backward()
-            loss_sum += losses.detach().double().sum()
+            loss = losses.sum() / (total * size.context)
+            loss.backward()  # type: ignore[no-untyped-call]
+            sums.append(losses.detach().double().sum())
         optimizer.step()
-        yield float(loss_sum) / (total * size.context)
-
-
-_REFERENCE_MICRO_BATCH_SIZE = 16
-"""The fastest of 1 to 16 on a core at full speed."""
+        yield float(torch.stack(sums).sum()) / (total * size.context)

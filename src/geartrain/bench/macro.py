@@ -20,7 +20,7 @@ from geartrain.bench.fleet_run import (
     run_script,
     scratch_directory,
 )
-from geartrain.bench.macro_report import MacroRaw, flatten
+from geartrain.bench.macro_report import MacroRaw
 from geartrain.bench.macro_settings import (
     FleetMeasurement,
     FleetSettings,

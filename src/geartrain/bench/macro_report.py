@@ -195,7 +195,7 @@ TABLE_HEAD = ("", "measured", "spread", "target", "")
 
 def table_rows(result: Flat) -> list[tuple[str, ...]]:
     """Rows for people: what, measured, spread over rounds, target, whether it is met."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, key in _ROWS:
         target = TARGETS.get(key)
         value = result[key]

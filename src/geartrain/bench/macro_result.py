@@ -42,9 +42,7 @@ def summarise(values: Sequence[float]) -> Summary:
 
 def throughput(measurement: FleetMeasurement, variant: Variant) -> Summary:
     """Samples per second of a variant over the rounds."""
-    return summarise(
-        [p.samples_per_s for p in measurement.phases if p.variant == variant]
-    )
+    return summarise([p.samples_per_s for p in measurement.phases if p.variant == variant])
 
 
 def alone_samples_per_s(
@@ -74,9 +72,7 @@ def alone_spread_fraction(measurement: FleetMeasurement, global_batch_size: int)
     return summarise(sums).spread_fraction
 
 
-def _by_size(
-    measurement: FleetMeasurement, device_id: str
-) -> Iterable[list[AlonePhase]]:
+def _by_size(measurement: FleetMeasurement, device_id: str) -> Iterable[list[AlonePhase]]:
     own = [phase for phase in measurement.alone if phase.device_id == device_id]
     for size in sorted({phase.micro_batch_size for phase in own}):
         yield [phase for phase in own if phase.micro_batch_size == size]

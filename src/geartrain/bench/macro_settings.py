@@ -16,9 +16,9 @@ HEAD_DIM = 32
 class ModelSize:
     """The benchmark's GPT."""
 
-    dim: int = 128
-    num_layers: int = 4
-    context: int = 80
+    dim: int = 96
+    num_layers: int = 5
+    context: int = 112
     """Bytes of a sample."""
 
     def __post_init__(self) -> None:

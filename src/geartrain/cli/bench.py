@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from geartrain.bench.gpu import run_gpu
 from geartrain.bench.macro import (
     DEFAULT_FLEET,
     MacroOptions,
@@ -76,6 +76,8 @@ def macro(
     print_table(TABLE_HEAD, table_rows(result.result))
     labels = result.result["labels"]
     click.echo(f"{raw.fleet.spec} ({labels}), {raw.wall_s:.0f} s in all")
+    if asked != MacroOptions():
+        click.echo("the targets are for the default fleet and batch, without --quick")
     if path is not None:
         write_document(path, result)
         click.echo(f"raw result: {path}")
@@ -89,8 +91,7 @@ def macro(
 @json_option
 def gpu(*, as_json: bool) -> None:
     """Check exactness, overhead and a mixed fleet on a machine with GPUs."""
-    # By name: it asks torch what there is, which this room must not reach.
-    result = importlib.import_module("geartrain.bench.gpu").run_gpu(_show_progress)
+    result = run_gpu(_show_progress)
     for name, value in result.items():
         click.echo(f"{name}: {value}")
     if as_json:
