@@ -42,6 +42,10 @@ from geartrain.units import format_bytes
 DENSE_COUNTS = 256
 """Uniform micro-batches: so many counts are all tried, later ones in steps of 1/64."""
 
+UNIFORM_SLACK = 0.05
+"""What fewer uniform micro-batches may cost: the fewer, the closer are the statistics
+of synchronized BatchNorm to those of one device that takes the batch at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
@@ -200,21 +204,22 @@ def _best_threshold(
 
 
 def _choose_uniform(problem: _Problem) -> _Choice | None:
-    """The best number of micro-batches that all members run."""
+    """The fewest micro-batches for all that are about as fast as the best number."""
     least_s = min(predict_s(curve, 1) for curve in problem.curves)
-    best: _Choice | None = None
+    choices: list[_Choice] = []  # each better than the ones before, which have fewer
     count = 1
-    while best is None or count * least_s < best.step_s:
-        within_s = math.inf if best is None else best.step_s
+    while not choices or count * least_s < choices[-1].step_s:
+        within_s = choices[-1].step_s if choices else math.inf
         tables = _uniform_tables(problem, count, within_s)
         choice = _best_threshold(problem, tables, num_uniform=count)
-        if choice is not None and (best is None or choice.step_s < best.step_s):
-            best = choice
+        if choice is not None and (not choices or choice.step_s < choices[-1].step_s):
+            choices.append(choice)
         if count >= problem.num_samples:
             break
         step = 1 if count < DENSE_COUNTS else max(1, count // 64)
         count = min(problem.num_samples, count + step)
-    return best
+    most_s = (1 + UNIFORM_SLACK) * choices[-1].step_s if choices else 0.0
+    return next((choice for choice in choices if choice.step_s <= most_s), None)
 
 
 def _uniform_tables(problem: _Problem, count: int, within_s: float) -> list[TimeTable]:
