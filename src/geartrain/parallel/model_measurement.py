@@ -62,8 +62,9 @@ class _Points:
     peak_bytes: list[int] = field(default_factory=list)
 
     def is_saturated(self, gain: float) -> bool:
+        """Whether two sizes in a row brought nothing: a single one may be noise."""
         rates = [size / s for size, s in zip(self.sizes, self.seconds, strict=True)]
-        return len(rates) > 2 and rates[-1] < (1 + gain) * max(rates[:-1])  # noqa: PLR2004
+        return len(rates) > 2 and max(rates[-2:]) < (1 + gain) * max(rates[:-2])  # noqa: PLR2004
 
 
 def measure_curve(
@@ -88,8 +89,11 @@ def measure_curve(
     """
     points = _Points()
     too_large: int | None = None
+    useful_size = largest_size
     for size in _doubling(largest_size):
         if _is_enough(points, size, settings):
+            # Larger ones may be slower (they leave the caches), and nobody looked.
+            useful_size = points.sizes[-1]
             break
         try:
             _measure_point(run, memory, size, points, settings)
@@ -105,7 +109,7 @@ def measure_curve(
         memory.device_id,
         tuple(points.sizes),
         tuple(points.seconds),
-        _largest_fitting(memory_curve, points, largest_size, too_large),
+        _largest_fitting(memory_curve, points, useful_size, too_large),
         spread_fraction=max(points.spreads),
         memory=memory_curve,
     )
