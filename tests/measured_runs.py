@@ -151,6 +151,7 @@ def raw_result() -> MacroRaw:
             event("replanned", 8),
         ),
         equal=equal,
+        equal_steps=(),
         one_device=OneDeviceMeasurement(
             session_s=(1.01, 2.02, 4.04, 8.08),
             plain_s=(1.0, 2.0, 4.0, 8.0),

@@ -72,7 +72,9 @@ def run_macro(options: MacroOptions, say: Say) -> MacroRaw:
     unequal, run = _run_fleet(fleet, unequal_settings, say)
     equal_fleet = _equal_fleet(fleet, options)
     say(f"2 of 3: {equal_fleet.spec}, DDP and geartrain in turn")
-    equal, _ = _run_fleet(equal_fleet, _equal_settings(unequal_settings, options), say)
+    equal, equal_run = _run_fleet(
+        equal_fleet, _equal_settings(unequal_settings, options), say
+    )
     say("3 of 3: one device, a session and a plain loop in turn")
     one_settings = _one_device_settings(unequal_settings, unequal, options)
     one_device, reference = _run_one_device(one_settings, say)
@@ -86,6 +88,7 @@ def run_macro(options: MacroOptions, say: Say) -> MacroRaw:
         steps=run.steps,
         events=run.events,
         equal=equal,
+        equal_steps=equal_run.steps,
         one_device=one_device,
         reference=reference,
     )
@@ -156,7 +159,7 @@ def _equal_settings(unequal: FleetSettings, options: MacroOptions) -> FleetSetti
     return replace(
         unequal,
         variants=("ddp", "geartrain"),
-        warmup_steps=4 if options.quick else 6,
+        warmup_steps=4,
         num_rounds=3 if options.quick else 6,
         ddp_steps=2,
         geartrain_steps=2,
@@ -168,8 +171,7 @@ def _one_device_settings(
     fleet_settings: FleetSettings, measured: FleetMeasurement, options: MacroOptions
 ) -> OneDeviceSettings:
     return OneDeviceSettings(
-        num_pairs=16 if options.quick else 50,
-        batch_size=32 if options.quick else 64,
+        num_pairs=12 if options.quick else 40,
         reference_steps=len(measured.losses),
         reference_batch_size=fleet_settings.global_batch_size,
         seed=fleet_settings.seed,

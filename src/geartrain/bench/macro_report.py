@@ -40,6 +40,8 @@ class MacroRaw:
     """Of geartrain on the unequal fleet."""
     events: tuple[RunEvent, ...]
     equal: FleetMeasurement
+    equal_steps: tuple[StepRecord, ...]
+    """Of geartrain on the two equal devices."""
     one_device: OneDeviceMeasurement
     reference: ReferenceLosses
 

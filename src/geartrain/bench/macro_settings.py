@@ -39,14 +39,14 @@ class FleetSettings:
     warmup_steps: int = 12
     """Of geartrain, left out: the first look at the measured rates comes after 11."""
     num_rounds: int = 4
-    alone_s: float = 4.0
+    alone_s: float = 3.0
     ddp_steps: int = 1
     ddp_uneven_steps: int = 2
     geartrain_steps: int = 4
     slowdown_factor: float | None = None
     """After the rounds the fastest device gets its core fraction / this; None: never."""
-    slowdown_max_steps: int = 14
-    slowdown_steps_after: int = 7
+    slowdown_max_steps: int = 12
+    slowdown_steps_after: int = 6
     """Steps measured under the new plan."""
 
     def __post_init__(self) -> None:
@@ -62,9 +62,9 @@ class FleetSettings:
 class OneDeviceSettings:
     """A session against a plain loop, and the losses of one device."""
 
-    num_pairs: int = 50
+    num_pairs: int = 40
     """Pairs of a session's step and a plain one; the first is left out."""
-    batch_size: int = 64
+    batch_size: int = 32
     reference_steps: int = 0
     """Steps of the plain loop over the fleet run's global batches."""
     reference_batch_size: int = 256
@@ -137,7 +137,7 @@ class FleetMeasurement:
     core_fractions: tuple[float, ...]
     num_parameters: int
     micro_batch_sizes: tuple[int, ...]
-    """Each device's fastest, by the session's profile; DDP uses it."""
+    """Each device's fastest, by a scan before the rounds; DDP uses it."""
     ddp_shares: tuple[int, ...]
     ddp_uneven_shares: tuple[int, ...]
     geartrain_shares: tuple[int, ...]

@@ -34,12 +34,16 @@ from geartrain.data.loader import ShareLoader
 from geartrain.data.split import apportion
 from geartrain.devices import Fleet
 from geartrain.devices.emulation.control import set_running_core_fraction
-from geartrain.planner import ComputeCurve, ModelProfile, samples_per_s
 from geartrain.session import Session
 from geartrain.telemetry import read_document, write_document
 
 _ALONE_SIZES = 2
-"""The two fastest micro-batch sizes of the profile are tried, the better one counts."""
+"""The two fastest micro-batch sizes of the scan are tried, the better one counts."""
+
+_SCANNED_SIZES = (2, 4, 8, 16, 32)
+_SCAN_S = 0.5
+_LONGEST_SCAN_S = 2.0
+"""No size is scanned of which one micro-batch should take longer."""
 
 
 class MacroRank:
@@ -65,7 +69,7 @@ class MacroRank:
         settings = self._settings
         self._say("measuring the model on every device")
         self._train(1)  # measures and plans
-        self._curves = read_document(self._run_dir / "model.json", ModelProfile).curves
+        self._say("looking for each device's best micro-batch size")
         self._set_up_competitors()
         self._say(f"warming up for {settings.warmup_steps} steps")
         self._train(settings.warmup_steps - 1)
@@ -108,14 +112,17 @@ class MacroRank:
         settings, rank = self._settings, self._session.rank
         world_size = self._session.world_size
         self._core_fractions = tuple(d.core_fraction or 1.0 for d in self._fleet.devices)
-        self._micro_batch_sizes = tuple(_fastest_sizes(c)[0] for c in self._curves)
+        self._alone_trainer = AloneTrainer(
+            settings.model, settings.seed, self._global_batches
+        )
+        self._own_sizes = self._scan_sizes()
+        best: list[int] = [0] * world_size
+        dist.all_gather_object(best, self._own_sizes[0])
+        self._micro_batch_sizes = tuple(best)
         total = settings.global_batch_size
         self._equal_shares = apportion(total, [1] * world_size)
         weights = [round(1000 * fraction) for fraction in self._core_fractions]
         self._uneven_shares = apportion(total, weights)
-        self._alone_trainer = AloneTrainer(
-            settings.model, settings.seed, self._global_batches
-        )
         self._ddp: dict[str, DdpTrainer] = {}
         for name, shares in (
             ("ddp", self._equal_shares),
@@ -132,6 +139,16 @@ class MacroRank:
             )
             trainer.warm_up()
             self._ddp[name] = trainer
+
+    def _scan_sizes(self) -> list[int]:
+        """Micro-batch sizes of this device, the fastest first; all scan at once."""
+        rates: dict[int, float] = {}
+        for size in _SCANNED_SIZES:
+            if rates and size / max(rates.values()) > _LONGEST_SCAN_S:
+                break
+            phase = self._alone_trainer.run("", 0, size, _SCAN_S)
+            rates[size] = phase.num_samples / phase.compute_s
+        return sorted(rates, key=lambda size: -rates[size])
 
     # -- variants -----------------------------------------------------------------
 
@@ -168,7 +185,7 @@ class MacroRank:
 
     def _measure_alone(self, round_index: int) -> None:
         rank = self._session.rank
-        sizes = _fastest_sizes(self._curves[rank])[:_ALONE_SIZES]
+        sizes = self._own_sizes[:_ALONE_SIZES]
         device_id = self._fleet.devices[rank].device_id
         dist.barrier()
         own = [
@@ -251,12 +268,6 @@ class MacroRank:
 def _endless(loader: ShareLoader) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-def _fastest_sizes(curve: ComputeCurve) -> list[int]:
-    """Measured micro-batch sizes of a device, the fastest first."""
-    sizes = [s for s in curve.micro_batch_sizes if s <= curve.max_micro_batch_size]
-    return sorted(sizes, key=lambda size: -samples_per_s(curve, size))
 
 
 def main() -> None:
