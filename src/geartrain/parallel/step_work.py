@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geartrain.data.batch_split import batch_size_of, slice_batch
+from geartrain.data.batch_tree import map_leaves
 from geartrain.errors import ConfigError
 from geartrain.parallel.micro_batches import split_evenly, split_share
 from geartrain.parallel.sample_context import SampleContext, use_sample_context
@@ -86,9 +87,11 @@ class StepWork:
         return split_share(num_samples, self.replica.micro_batch_size)
 
     def _ghost(self, *, is_last: bool) -> MicroBatch:
-        start = self.loader.current.start
-        if self.loader.current.own_count:  # as the user may have transformed it
-            batch = slice_batch(self.batch, 0, 1)
+        current = self.loader.current
+        if current.own_count:  # as the user may have transformed it
+            start, batch = current.start, slice_batch(self.batch, 0, 1)
+        elif self.batch is not self.loader.last_batch:
+            start, batch = 0, map_leaves(self.batch, _row_of_zeros)
         else:
             started_at_s = time.perf_counter()
             start, batch = 0, self.loader.fetch(0, 1)
@@ -110,6 +113,13 @@ class StepWork:
             batch = self.loader.fetch(start, stop)
             self.on_read(time.perf_counter() - started_at_s)
             yield MicroBatch(batch=batch, start=start, stop=stop)
+
+
+def _row_of_zeros(leaf: Any) -> Any:  # Any: a leaf of the user's batch
+    """One row in the form of a batch without rows."""
+    if isinstance(leaf, torch.Tensor) and leaf.dim() and not len(leaf):
+        return leaf.new_zeros((1, *leaf.shape[1:]))
+    return leaf
 
 
 def check_share(batch: Any, current: CurrentBatch, *, has_tail: bool, is_own: bool) -> None:

@@ -96,12 +96,14 @@ class Trainer:
     model: torch.nn.Module = field(init=False)
     step_index: int = 0
     active_loader: ShareLoader | None = None
+    """The one whose batch was asked for last, or is the open step's."""
     calls: ModelCalls = field(init=False)
     is_evaluating: bool = False
     positions: Callable[[], list[dict[str, int | bool]]] = list
     """Positions of all the session's loaders, for saving when asked to stop."""
     _engine: StepEngine = field(init=False)
     _recorder: RunRecorder = field(init=False)
+    _loaders: list[ShareLoader] = field(default_factory=list)  # that were trained on
     _keepers: dict[int, PlanKeeper] = field(default_factory=dict)
     _keeper: PlanKeeper | None = None
     _next_plan: Plan | None = None  # given by the user, from the next batch on
@@ -157,6 +159,8 @@ class Trainer:
         if plan is not None and plan.global_batch_size == size:
             keeper.pin(plan)
             self._next_plan = None
+        if loader not in self._loaders:
+            self._loaders.append(loader)
         self.active_loader = loader
         self._use(keeper)
         return keeper.share_view(self.place.rank)
@@ -266,7 +270,7 @@ class Trainer:
         self._batch = batch
         self._num_opened += 1
         seed_step(self.settings.seed, self.step_index, self.place.rank)
-        loader = self.active_loader
+        loader = self._loader_of(batch)
         if loader is None:
             return self._open_without_loader(batch)
         keeper = self._active_keeper()
@@ -289,6 +293,14 @@ class Trainer:
             on_read=self._exclude_reading,
         )
         return work.micro_batches()
+
+    def _loader_of(self, batch: Any) -> ShareLoader | None:
+        """Whose batch it is, where a script reads several loaders in turn."""
+        for loader in self._loaders:
+            if loader.last_batch is batch and loader is not self.active_loader:
+                self.active_loader = loader
+                self._use(self._keepers[loader.config.global_batch_size])
+        return self.active_loader
 
     def _open_without_loader(self, batch: Any) -> Iterator[MicroBatch]:
         if self.place.world_size > 1:
