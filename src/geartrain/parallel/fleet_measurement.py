@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from geartrain.collectives.lost_peers import lost_peers
+from geartrain.parallel.alike_devices import pool_alike
 from geartrain.planner import ComputeCurve, ExchangeProfile, ModelProfile
 from geartrain.telemetry import decode_document, encode_document
 
@@ -58,7 +59,7 @@ def gather_profile(
         name=facts.name,
         num_parameters=facts.num_parameters,
         gradient_bytes=facts.gradient_bytes,
-        curves=curves,
+        curves=pool_alike(curves, place.fleet.devices),
         exchange=measure_exchange(place.groups, facts.gradient_bytes),
     )
 
