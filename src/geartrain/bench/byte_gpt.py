@@ -76,8 +76,8 @@ def make_model(size: ModelSize, seed: int) -> ByteGPT:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
-    """The optimizer of all variants."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+    """The optimizer of all variants, in torch's fastest form."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
 
 def byte_losses(logits: Tensor, batch: Batch) -> Tensor:

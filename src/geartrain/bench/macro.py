@@ -149,9 +149,10 @@ def _unequal_settings(options: MacroOptions) -> FleetSettings:
         settings,
         warmup_steps=6,
         num_rounds=2,
-        alone_s=2.0,
-        slowdown_max_steps=10,
-        slowdown_steps_after=4,
+        alone_s=1.5,
+        geartrain_steps=3,
+        slowdown_max_steps=8,
+        slowdown_steps_after=3,
     )
 
 
@@ -160,7 +161,7 @@ def _equal_settings(unequal: FleetSettings, options: MacroOptions) -> FleetSetti
         unequal,
         variants=("ddp", "geartrain"),
         warmup_steps=4,
-        num_rounds=3 if options.quick else 6,
+        num_rounds=3 if options.quick else 5,
         ddp_steps=2,
         geartrain_steps=2,
         slowdown_factor=None,

@@ -38,11 +38,11 @@ class FleetSettings:
     model: ModelSize = field(default_factory=ModelSize)
     warmup_steps: int = 12
     """Of geartrain, left out: the first look at the measured rates comes after 11."""
-    num_rounds: int = 4
+    num_rounds: int = 3
     alone_s: float = 3.0
     ddp_steps: int = 1
     ddp_uneven_steps: int = 2
-    geartrain_steps: int = 4
+    geartrain_steps: int = 5
     slowdown_factor: float | None = None
     """After the rounds the fastest device gets its core fraction / this; None: never."""
     slowdown_max_steps: int = 12
