@@ -39,6 +39,9 @@ class MeasurementSettings:
     """Beyond three points no size is tried whose single run would take longer."""
     saturation_gain: float = 0.03
     """Doubling the size must raise throughput by this much to go on."""
+    extrapolates: bool = False
+    """Allow sizes beyond the measured ones, as far as memory does: with synchronized
+    BatchNorm few large micro-batches are worth more than the last percent of speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ def measure_curve(
     for size in _doubling(largest_size):
         if _is_enough(points, size, settings):
             # Larger ones may be slower (they leave the caches), and nobody looked.
-            useful_size = points.sizes[-1]
+            useful_size = largest_size if settings.extrapolates else points.sizes[-1]
             break
         try:
             _measure_point(run, memory, size, points, settings)

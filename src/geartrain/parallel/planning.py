@@ -210,7 +210,8 @@ def _measure(request: PlanningRequest) -> ComputeCurve:
 
     largest = request.settings.micro_batch_size or request.loader.config.global_batch_size
     with torch.random.fork_rng(devices=[]):
-        curve = measure_curve(run, _device_memory(request), largest, MeasurementSettings())
+        settings = MeasurementSettings(extrapolates=request.settings.sync_batchnorm)
+        curve = measure_curve(run, _device_memory(request), largest, settings)
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     _drop_gradients(request)
