@@ -224,3 +224,29 @@ def test_ranks_with_different_plans_apply_nothing(moment: str, message: str) -> 
     for error, unchanged in run_ranks(with_own_plan, 2, moment):
         assert message in error
         assert unchanged
+
+
+def right_of(output: torch.Tensor, batch: Any) -> dict[str, Any]:
+    return {"loss": (mean_cross_entropy(output, batch).sum(), len(output))}
+
+
+def evaluate_with_one_left_out(rank: int, world_size: int) -> tuple[float, float]:
+    session = gt.Session(plan=WITHOUT_2)
+    model = Job().model()
+    session.setup(model, make_sgd(model), loss_fn=mean_cross_entropy)
+    data = Job().data()
+    loader = session.setup_dataloader(data, global_batch_size=BATCH)
+    run_steps(session, loader, 4)
+    found = session.evaluate(loader, right_of)["loss"]
+    with torch.no_grad():
+        own = mean_cross_entropy(model(data.inputs), (None, data.targets)).mean()
+    session.close()
+    return found, float(own)
+
+
+def test_evaluation_uses_no_weights_of_a_left_out_device() -> None:
+    results = run_ranks(evaluate_with_one_left_out, 3)
+
+    expected = results[0][1]
+    assert results[2][1] != pytest.approx(expected)  # its weights are those of the start
+    assert [found for found, _ in results] == pytest.approx([expected] * 3)

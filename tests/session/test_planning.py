@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import geartrain as gt
@@ -96,14 +97,14 @@ def train_measured(
 
 
 def test_shares_follow_measured_speeds() -> None:
-    speeds = {0: [1e-3, 4e-3]}
+    speeds = {0: [4e-3, 8e-3]}  # far above what an exchange costs
 
     results = run_ranks(train_measured, 2, speeds, 3, False)
 
     for result in results:
         first, second = result["shares"][0]
         assert first + second == SIZE
-        assert first > 1.5 * second > 0
+        assert first > 1.3 * second > 0
         assert result["shares"] == results[0]["shares"]
     expected = train_plainly(job_of(3))
     assert largest_difference(results[0]["losses"], expected.losses) <= 1e-10
@@ -140,7 +141,7 @@ def train_logged(
 
 
 def test_a_slow_down_is_answered_by_another_plan(tmp_path: Path) -> None:
-    speeds = {0: [1e-3, 1e-3], 20: [1e-3, 5e-3]}
+    speeds = {0: [3e-3, 3e-3], 20: [3e-3, 1.2e-2]}
 
     results = run_ranks(train_logged, 2, tmp_path, speeds, 40)
 
@@ -156,6 +157,7 @@ def test_a_slow_down_is_answered_by_another_plan(tmp_path: Path) -> None:
     assert "replanned" in kinds
 
 
+@pytest.mark.slow
 def test_a_left_out_device_that_recovers_is_brought_back() -> None:
     speeds = {0: [5e-4, 0.05], 4: [5e-4, 5e-4]}
 
