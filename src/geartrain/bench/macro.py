@@ -24,6 +24,7 @@ from geartrain.bench.macro_report import MacroRaw
 from geartrain.bench.macro_settings import (
     FleetMeasurement,
     FleetSettings,
+    ModelSize,
     OneDeviceMeasurement,
     OneDeviceSettings,
     ReferenceLosses,
@@ -147,9 +148,12 @@ def _unequal_settings(options: MacroOptions) -> FleetSettings:
         return settings
     return replace(
         settings,
-        warmup_steps=6,
+        model=ModelSize(context=64),
+        warmup_steps=4,
         num_rounds=2,
-        alone_s=1.5,
+        scanned_sizes=(4, 8),
+        largest_micro_batch_size=8,
+        alone_s=1.0,
         geartrain_steps=3,
         slowdown_max_steps=8,
         slowdown_steps_after=3,
@@ -161,7 +165,7 @@ def _equal_settings(unequal: FleetSettings, options: MacroOptions) -> FleetSetti
         unequal,
         variants=("ddp", "geartrain"),
         warmup_steps=4,
-        num_rounds=3 if options.quick else 5,
+        num_rounds=2 if options.quick else 5,
         ddp_steps=2,
         geartrain_steps=2,
         slowdown_factor=None,
@@ -172,7 +176,7 @@ def _one_device_settings(
     fleet_settings: FleetSettings, measured: FleetMeasurement, options: MacroOptions
 ) -> OneDeviceSettings:
     return OneDeviceSettings(
-        num_pairs=12 if options.quick else 40,
+        num_pairs=10 if options.quick else 40,
         reference_steps=len(measured.losses),
         reference_batch_size=fleet_settings.global_batch_size,
         seed=fleet_settings.seed,

@@ -39,6 +39,10 @@ class FleetSettings:
     warmup_steps: int = 12
     """Of geartrain, left out: the first look at the measured rates comes after 11."""
     num_rounds: int = 3
+    scanned_sizes: tuple[int, ...] = (2, 4, 8, 16, 32)
+    """Micro-batch sizes among which each device's fastest is looked for."""
+    largest_micro_batch_size: int | None = None
+    """Geartrain measures and plans up to this one; None leaves it to the session."""
     alone_s: float = 3.0
     ddp_steps: int = 1
     ddp_uneven_steps: int = 2

@@ -40,7 +40,6 @@ from geartrain.telemetry import read_document, write_document
 _ALONE_SIZES = 2
 """The two fastest micro-batch sizes of the scan are tried, the better one counts."""
 
-_SCANNED_SIZES = (2, 4, 8, 16, 32)
 _SCAN_S = 0.5
 _LONGEST_SCAN_S = 2.0
 """No size is scanned of which one micro-batch should take longer."""
@@ -99,7 +98,12 @@ class MacroRank:
     def _set_up_geartrain(self, windows: SourceWindows) -> Iterator[Any]:
         settings = self._settings
         self._model = make_model(settings.model, settings.seed)
-        self._session.setup(self._model, make_optimizer(self._model), loss_fn=byte_losses)
+        self._session.setup(
+            self._model,
+            make_optimizer(self._model),
+            loss_fn=byte_losses,
+            micro_batch_size=settings.largest_micro_batch_size,
+        )
         loader = self._session.setup_dataloader(
             windows,
             global_batch_size=settings.global_batch_size,
@@ -143,7 +147,7 @@ class MacroRank:
     def _scan_sizes(self) -> list[int]:
         """Micro-batch sizes of this device, the fastest first; all scan at once."""
         rates: dict[int, float] = {}
-        for size in _SCANNED_SIZES:
+        for size in self._settings.scanned_sizes:
             if rates and size / max(rates.values()) > _LONGEST_SCAN_S:
                 break
             phase = self._alone_trainer.run("", 0, size, _SCAN_S)
