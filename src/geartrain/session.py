@@ -33,7 +33,8 @@ from geartrain.parallel.ranks import (
     connect_worker,
     stand_alone,
 )
-from geartrain.parallel.trainer import Trainer, TrainerSettings, UserParts
+from geartrain.parallel.trainer import Trainer
+from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.worker_spec import WORKER_SPEC_VARIABLE, WorkerSpec
 from geartrain.telemetry import read_document
 
@@ -151,7 +152,7 @@ class Session:
     @property
     def current_plan(self) -> Plan | None:
         """The plan in force; None before the first batch."""
-        return self._trainer.current_plan if self._trainer is not None else None
+        return self._trainer.director.plan if self._trainer is not None else None
 
     def print(self, *values: object) -> None:
         """Print on rank 0 only."""
@@ -359,7 +360,7 @@ class Session:
         Raises:
             ConfigError: If the plan does not fit the fleet or the global batch.
         """
-        self._trained().apply_plan(plan)
+        self._trained().director.apply_plan(plan)
 
     # -- measuring ----------------------------------------------------------------
 

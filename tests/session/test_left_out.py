@@ -202,7 +202,7 @@ def with_own_plan(rank: int, world_size: int, moment: str) -> Any:
                 session.apply_plan(own)
             if moment == "step":
                 # As if its planner had decided otherwise, without a word to the others.
-                session._trained()._active_keeper().plan = own
+                session._trained().director.keeper.plan = own
             session.step(batch)
     except CommunicationError as error:
         unchanged = all(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from geartrain.parallel.ranks import RankPlace
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.step_engine import StepEngine
-    from geartrain.parallel.trainer import TrainerSettings
+    from geartrain.parallel.trainer_settings import TrainerSettings
     from geartrain.parallel.worker_spec import WorkerSpec
 
 DECLARED_MICRO_BATCH_SIZE = 8

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,14 +16,12 @@ import torch
 from geartrain.data.batch_split import batch_size_of
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError, TrainingStopped
-from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
 from geartrain.parallel.dropout import convert_dropout
-from geartrain.parallel.loss_terms import CountFunction, LossFunction, LossTerm
-from geartrain.parallel.model_calls import ForwardFunction, ModelCalls
-from geartrain.parallel.plan_keeper import PlanKeeper
-from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
+from geartrain.parallel.loss_terms import LossTerm
+from geartrain.parallel.model_calls import ModelCalls
+from geartrain.parallel.plan_director import PlanDirector
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
-from geartrain.parallel.saved_state import TrainState, load_state, save_state, send_state
+from geartrain.parallel.saved_state import TrainState, load_state, save_state
 from geartrain.parallel.seeding import seed_step
 from geartrain.parallel.state_sync import (
     broadcast_buffers,
@@ -36,46 +32,15 @@ from geartrain.parallel.step_engine import EngineSettings, StepEngine, StepOutco
 from geartrain.parallel.step_work import MicroBatch, StepWork, check_share, sample_context
 from geartrain.parallel.tail_tickets import TailTickets
 from geartrain.parallel.trailer import RankFigures
+from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME, WorkerSpec
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
     from geartrain.data.sampler import CurrentBatch
     from geartrain.parallel.ranks import RankPlace
-    from geartrain.planner import Plan, Replica
 
 logger = logging.getLogger(__name__)
-
-_BATCHNORM_PURPOSE = "batchnorm"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserParts:
-    """What the user handed to ``Session.setup``."""
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    lr_scheduler: Any = None  # torch's schedulers share no public base
-    loss_fn: LossFunction | None = None
-    forward_fn: ForwardFunction | None = None
-    count_fn: CountFunction | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSettings:
-    """How to train."""
-
-    seed: int = 0
-    max_grad_norm: float | None = None
-    sync_batchnorm: bool = False
-    invariant_dropout: bool = False
-    autocast_dtype: torch.dtype | None = None
-    loss_scaling: bool = False
-    micro_batch_size: int | None = None
-    overlap: bool = True
-    total_steps: int | None = None
-    deterministic: bool = False
-    pinned_plan: Plan | None = None
 
 
 @dataclass(slots=True)
@@ -103,11 +68,8 @@ class Trainer:
     """Positions of all the session's loaders, for saving when asked to stop."""
     _engine: StepEngine = field(init=False)
     _recorder: RunRecorder = field(init=False)
+    director: PlanDirector = field(init=False)
     _loaders: list[ShareLoader] = field(default_factory=list)  # that were trained on
-    _keepers: dict[int, PlanKeeper] = field(default_factory=dict)
-    _keeper: PlanKeeper | None = None
-    _next_plan: Plan | None = None  # given by the user, from the next batch on
-    _members: tuple[int, ...] = ()
     _num_opened: int = 0  # steps opened in this session, all ranks alike
     _stop_requested: bool = False
     _batch: Any = None  # the share handed to the open step
@@ -115,7 +77,6 @@ class Trainer:
     _micro: MicroBatch | None = None
     _sizes: list[int] = field(default_factory=list)  # micro-batches of the open step
     _read_s: float = 0.0
-    _planning_s: float = 0.0
     _finished_at_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -135,35 +96,30 @@ class Trainer:
             autocast_dtype=self.settings.autocast_dtype,
         )
         self._engine = self._make_engine()
-        self._members = tuple(range(self.place.world_size))
+        self.director = PlanDirector(
+            place=self.place,
+            calls=self.calls,
+            engine=self._engine,
+            settings=self.settings,
+            spec=self.spec,
+            recorder=self._recorder,
+            state=self._state,
+        )
 
     # -- what the session asks ----------------------------------------------------
-
-    @property
-    def current_plan(self) -> Plan | None:
-        """The plan in force; None before the first batch."""
-        return self._keeper.plan if self._keeper is not None else None
 
     def assign(self, loader: ShareLoader) -> ShareView:
         """The shares in force for a loader's next batch; plans at the first one."""
         if self.is_evaluating:
-            return self._evaluation_shares()
-        size = loader.config.global_batch_size
-        if size not in self._keepers:
-            started_at_s = time.perf_counter()
-            self._keepers[size] = self._plan_for(loader)
-            self._planning_s += time.perf_counter() - started_at_s
-            self._finished_at_s = time.time()
-        keeper = self._keepers[size]
-        plan = self._next_plan
-        if plan is not None and plan.global_batch_size == size:
-            keeper.pin(plan)
-            self._next_plan = None
+            return self.director.evaluation_shares()
+        planned_at_s = self.director.planned_at_s
+        view = self.director.assign(loader)
+        if self.director.planned_at_s != planned_at_s:
+            self._finished_at_s = self.director.planned_at_s  # no step took that time
         if loader not in self._loaders:
             self._loaders.append(loader)
         self.active_loader = loader
-        self._use(keeper)
-        return keeper.share_view(self.place.rank)
+        return view
 
     def step(self, batch: Any) -> float:  # Any: the user's batch
         """Make one optimizer step; see ``Session.step``."""
@@ -220,20 +176,6 @@ class Trainer:
             raise ConfigError(msg)
         return self._close()
 
-    def apply_plan(self, plan: Plan) -> None:
-        """Carry out another plan from the next batch on."""
-        keeper = self._keepers.get(plan.global_batch_size)
-        if keeper is None:
-            known = ", ".join(str(size) for size in self._keepers) or "none yet"
-            msg = (
-                f"no loader has global_batch_size={plan.global_batch_size} (planned: "
-                f"{known}); iterate the loader once, then apply a plan"
-            )
-            raise ConfigError(msg)
-        keeper.check_pinned(plan)
-        check_agreement(self.place.groups, plan)
-        self._next_plan = plan
-
     def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
         """Save everything on rank 0; see ``Session.save``."""
         if self.place.rank != 0:
@@ -252,7 +194,7 @@ class Trainer:
 
     def evaluation_micro_batch_size(self) -> int:
         """Samples a forward pass without gradients may take."""
-        replica = self._replica()
+        replica = self.director.replica
         return replica.micro_batch_size if replica is not None else 0
 
     def close(self, *, gather_waits: bool) -> None:
@@ -273,8 +215,7 @@ class Trainer:
         loader = self._loader_of(batch)
         if loader is None:
             return self._open_without_loader(batch)
-        keeper = self._active_keeper()
-        tickets = self._tickets(keeper, loader.current)
+        tickets = self._tickets(loader.current)
         check_share(
             batch,
             loader.current,
@@ -283,12 +224,12 @@ class Trainer:
         )
         known_counts = self._known_counts(batch, has_tail=tickets is not None)
         self._engine.begin(loader.current.global_count, known_counts)
-        replica = self._replica()
+        replica = self.director.replica
         work = StepWork(
             batch=batch,
             replica=replica,
             loader=loader,
-            uniform_count=self._uniform_count(keeper),
+            uniform_count=self.director.uniform_count,
             tickets=tickets if replica is not None else None,
             on_read=self._exclude_reading,
         )
@@ -299,7 +240,7 @@ class Trainer:
         for loader in self._loaders:
             if loader.last_batch is batch and loader is not self.active_loader:
                 self.active_loader = loader
-                self._use(self._keepers[loader.config.global_batch_size])
+                self.director.switch_to(loader)
         return self.active_loader
 
     def _open_without_loader(self, batch: Any) -> Iterator[MicroBatch]:
@@ -316,16 +257,17 @@ class Trainer:
     def _close(self) -> float:
         data_s = self._read_s
         if self.active_loader is not None:
-            data_s += max(self.active_loader.last_wait_s - self._planning_s, 0.0)
-        self._planning_s = 0.0  # planned while the loader was waiting: not input time
-        probe_s, expected_s = self._expectation()
+            data_s += max(self.active_loader.last_wait_s - self.director.planning_s, 0.0)
+        self.director.planning_s = 0.0  # the loader waited meanwhile: not input time
+        sizes = [size for size in self._sizes if size]
+        probe_s, expected_s = self.director.expectation(sizes, self.step_index)
         figures = RankFigures(
             data_s=data_s,
             peak_memory_bytes=float(self._peak_bytes()),
-            num_samples=float(sum(self._sizes)),
+            num_samples=float(sum(sizes)),
             expected_s=expected_s,
             probe_s=probe_s,
-            plan_code=self._plan_code(),
+            plan_code=self.director.plan_code,
         )
         outcome = self._engine.finish(figures, stop=self._stop_requested)
         self._after_step(outcome)
@@ -347,9 +289,8 @@ class Trainer:
         self.step_index += 1
         if outcome.trailer.stop_requested:
             self._stop()
-        if self._keeper is not None and self.active_loader is not None:
-            self._keeper.observe(self.step_index, facts.figures)
-            self._use(self._keeper)
+        if self.active_loader is not None:
+            self.director.observe(self.step_index, facts.figures)
 
     def _step_scheduler(self, loss: float) -> None:
         scheduler = self.parts.lr_scheduler
@@ -393,7 +334,7 @@ class Trainer:
         self._read_s += seconds
         self._engine.exclude_time(seconds)
 
-    def _tickets(self, keeper: PlanKeeper, current: CurrentBatch) -> TailTickets | None:
+    def _tickets(self, current: CurrentBatch) -> TailTickets | None:
         tail = current.tail_stop - current.tail_start
         store = self.place.groups.store
         if not tail or store is None:
@@ -402,97 +343,12 @@ class Trainer:
             store=store,
             step=self._num_opened,
             num_samples=tail,
-            rate_fraction=keeper.rate_fraction(self.place.rank),
+            rate_fraction=self.director.keeper.rate_fraction(self.place.rank),
             largest_take=max(self.evaluation_micro_batch_size(), 1),
         )
         if self.place.rank == 0:
             tickets.forget_old()
         return tickets
-
-    def _uniform_count(self, keeper: PlanKeeper) -> int | None:
-        if not keeper.plan.uniform_micro_batches or self.place.world_size == 1:
-            return None
-        return max(replica.num_micro_batches for replica in keeper.plan.replicas)
-
-    # -- plans ------------------------------------------------------------------------
-
-    def _plan_for(self, loader: ShareLoader) -> PlanKeeper:
-        request = PlanningRequest(
-            place=self.place,
-            loader=loader,
-            calls=self.calls,
-            engine=self._engine,
-            settings=self.settings,
-            spec=self.spec,
-            recorder=self._recorder,
-            profile=next((k.profile for k in self._keepers.values()), None),
-        )
-        keeper = make_keeper(request)
-        if self.settings.sync_batchnorm and self.place.world_size > 1:
-            # After measuring: until now ranks ran different numbers of forward passes.
-            group = self.place.groups.process_group(purpose=_BATCHNORM_PURPOSE)
-            convert_batchnorm(self.model, group)
-            self._share_statistics()
-        elif self.place.world_size > 1 and has_batchnorm(self.model):
-            warnings.warn(
-                "the model has BatchNorm and shares are uneven, so its statistics differ "
-                "from one device's; pass setup(sync_batchnorm=True)",
-                stacklevel=2,
-            )
-        return keeper
-
-    def _use(self, keeper: PlanKeeper) -> None:
-        """Point groups at the plan's members, and bring back whoever returns."""
-        self._keeper = keeper
-        members = keeper.member_ranks
-        if members == self._members and self._engine.gradient_group is not None:
-            return
-        groups = self.place.groups
-        returning = tuple(rank for rank in members if rank not in self._members)
-        if returning:
-            send_state(groups, (0, *returning), self._state())
-        gradient_group = groups.collective(members)
-        takes_part = self.place.rank in members
-        self._engine.gradient_group = gradient_group if takes_part else None
-        self._members = members
-        if self.settings.sync_batchnorm and self.place.world_size > 1:
-            self._share_statistics()
-
-    def _share_statistics(self) -> None:
-        """BatchNorm's group is that of the plan's members."""
-        members = self._members
-        group = self.place.groups.process_group(members, _BATCHNORM_PURPOSE)
-        is_alone = len(members) == 1 or self.place.rank not in members
-        set_group(self.model, group, is_alone=is_alone)
-
-    def _evaluation_shares(self) -> ShareView:
-        """By the plan's rates where there is a plan, else equal."""
-        weights: tuple[int, ...] = (1,) * self.place.world_size
-        if self._keeper is not None and any(self._keeper.shares):
-            weights = self._keeper.shares
-        return ShareView(shares=weights, rank=self.place.rank)
-
-    def _replica(self) -> Replica | None:
-        if self._keeper is None:
-            return None
-        return self._keeper.plan.replica_of(self.place.groups.device_ids[self.place.rank])
-
-    def _active_keeper(self) -> PlanKeeper:
-        assert self._keeper is not None
-        return self._keeper
-
-    def _plan_code(self) -> float:
-        plan = self.current_plan
-        return float(zlib.crc32(plan.fingerprint.encode())) if plan is not None else 0.0
-
-    def _expectation(self) -> tuple[float, float]:
-        """A left-out device's probe, if due, and what this rank's work should take."""
-        if self._keeper is None or self.place.world_size == 1:
-            return 0.0, 0.0
-        if self.place.rank not in self._members:
-            return self._keeper.probe_if_due(self.place.rank, self.step_index)
-        sizes = [size for size in self._sizes if size]
-        return 0.0, self._keeper.expected_s(self.place.rank, sizes)
 
     # -- set-up -------------------------------------------------------------------------
 

@@ -1,0 +1,208 @@
+"""Which plan is in force on this rank, and who takes part in it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from geartrain.data.sampler import ShareView
+from geartrain.errors import ConfigError
+from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
+from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
+from geartrain.parallel.saved_state import TrainState, send_state
+
+if TYPE_CHECKING:
+    from geartrain.data.loader import ShareLoader
+    from geartrain.parallel.model_calls import ModelCalls
+    from geartrain.parallel.plan_keeper import PlanKeeper
+    from geartrain.parallel.ranks import RankPlace
+    from geartrain.parallel.run_recorder import RunRecorder
+    from geartrain.parallel.step_engine import StepEngine
+    from geartrain.parallel.trailer import RankFigures
+    from geartrain.parallel.trainer_settings import TrainerSettings
+    from geartrain.parallel.worker_spec import WorkerSpec
+    from geartrain.planner import Plan, Replica
+
+_BATCHNORM_PURPOSE = "batchnorm"
+
+
+@dataclass(slots=True)
+class PlanDirector:
+    """Keeps one plan a global batch size, and the groups of the one in force.
+
+    Args:
+        place: This rank among the others.
+        calls: The user's model and functions, for measuring.
+        engine: Told which group exchanges gradients.
+        settings: How to train.
+        spec: What the launcher said; None without one.
+        recorder: Told of plans.
+        state: The training state, for devices that come back.
+    """
+
+    place: RankPlace
+    calls: ModelCalls
+    engine: StepEngine
+    settings: TrainerSettings
+    spec: WorkerSpec | None
+    recorder: RunRecorder
+    state: Callable[[], TrainState]
+    planning_s: float = 0.0
+    """How long planning took since the last step; the loader waited meanwhile."""
+    planned_at_s: float = 0.0
+    _keepers: dict[int, PlanKeeper] = field(default_factory=dict)
+    _keeper: PlanKeeper | None = None
+    _next_plan: Plan | None = None  # given by the user, from the next batch on
+    _members: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._members = tuple(range(self.place.world_size))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None before the first batch."""
+        return self._keeper.plan if self._keeper is not None else None
+
+    @property
+    def keeper(self) -> PlanKeeper:
+        """The keeper of the plan in force, which exists once a batch was handed out."""
+        assert self._keeper is not None
+        return self._keeper
+
+    @property
+    def replica(self) -> Replica | None:
+        """This rank's replica; None where it is left out, or before the first batch."""
+        if self._keeper is None:
+            return None
+        return self._keeper.plan.replica_of(self.place.groups.device_ids[self.place.rank])
+
+    @property
+    def plan_code(self) -> float:
+        """A code of the plan that fits a float: all ranks must send the same."""
+        plan = self.plan
+        return float(zlib.crc32(plan.fingerprint.encode())) if plan is not None else 0.0
+
+    @property
+    def uniform_count(self) -> int | None:
+        """Micro-batches that every rank runs; None where numbers may differ."""
+        plan = self.plan
+        if plan is None or not plan.uniform_micro_batches or self.place.world_size == 1:
+            return None
+        return max(replica.num_micro_batches for replica in plan.replicas)
+
+    def assign(self, loader: ShareLoader) -> ShareView:
+        """The shares in force for a loader's next batch; plans at the first one."""
+        size = loader.config.global_batch_size
+        if size not in self._keepers:
+            started_at_s = time.perf_counter()
+            self._keepers[size] = self._plan_for(loader)
+            self.planning_s += time.perf_counter() - started_at_s
+            self.planned_at_s = time.time()
+        keeper = self._keepers[size]
+        plan = self._next_plan
+        if plan is not None and plan.global_batch_size == size:
+            keeper.pin(plan)
+            self._next_plan = None
+        self._use(keeper)
+        return keeper.share_view(self.place.rank)
+
+    def evaluation_shares(self) -> ShareView:
+        """By the plan's rates where there is a plan, else equal."""
+        weights: tuple[int, ...] = (1,) * self.place.world_size
+        if self._keeper is not None and any(self._keeper.shares):
+            weights = self._keeper.shares
+        return ShareView(shares=weights, rank=self.place.rank)
+
+    def switch_to(self, loader: ShareLoader) -> None:
+        """Use the plan of another loader's global batches."""
+        self._use(self._keepers[loader.config.global_batch_size])
+
+    def observe(self, step_index: int, figures: Sequence[RankFigures]) -> None:
+        """Take in a step of the plan in force, which may change it for the next one."""
+        if self._keeper is not None:
+            self._keeper.observe(step_index, figures)
+            self._use(self._keeper)
+
+    def expectation(self, sizes: Sequence[int], step_index: int) -> tuple[float, float]:
+        """A left-out device's probe, if due, and what this rank's work should take.
+
+        Args:
+            sizes: Micro-batches that this rank ran, ghosts excluded.
+            step_index: The step under way.
+        """
+        if self._keeper is None or self.place.world_size == 1:
+            return 0.0, 0.0
+        if self.place.rank not in self._members:
+            return self._keeper.probe_if_due(self.place.rank, step_index)
+        return 0.0, self._keeper.expected_s(self.place.rank, sizes)
+
+    def apply_plan(self, plan: Plan) -> None:
+        """Carry out another plan from the next batch on.
+
+        Raises:
+            ConfigError: If it does not fit, or ranks got different plans.
+        """
+        keeper = self._keepers.get(plan.global_batch_size)
+        if keeper is None:
+            known = ", ".join(str(size) for size in self._keepers) or "none yet"
+            msg = (
+                f"no loader has global_batch_size={plan.global_batch_size} (planned: "
+                f"{known}); iterate the loader once, then apply a plan"
+            )
+            raise ConfigError(msg)
+        keeper.check_pinned(plan)
+        check_agreement(self.place.groups, plan)
+        self._next_plan = plan
+
+    def _plan_for(self, loader: ShareLoader) -> PlanKeeper:
+        request = PlanningRequest(
+            place=self.place,
+            loader=loader,
+            calls=self.calls,
+            engine=self.engine,
+            settings=self.settings,
+            spec=self.spec,
+            recorder=self.recorder,
+            profile=next((k.profile for k in self._keepers.values()), None),
+        )
+        keeper = make_keeper(request)
+        if self.settings.sync_batchnorm and self.place.world_size > 1:
+            # After measuring: until now ranks ran different numbers of forward passes.
+            group = self.place.groups.process_group(purpose=_BATCHNORM_PURPOSE)
+            convert_batchnorm(self.calls.model, group)
+            self._share_statistics()
+        elif self.place.world_size > 1 and has_batchnorm(self.calls.model):
+            warnings.warn(
+                "the model has BatchNorm and shares are uneven, so its statistics differ "
+                "from one device's; pass setup(sync_batchnorm=True)",
+                stacklevel=2,
+            )
+        return keeper
+
+    def _use(self, keeper: PlanKeeper) -> None:
+        """Point groups at the plan's members, and bring back whoever returns."""
+        self._keeper = keeper
+        members = keeper.member_ranks
+        if members == self._members and self.engine.gradient_group is not None:
+            return
+        groups = self.place.groups
+        returning = tuple(rank for rank in members if rank not in self._members)
+        if returning:
+            send_state(groups, (0, *returning), self.state())
+        gradient_group = groups.collective(members)
+        takes_part = self.place.rank in members
+        self.engine.gradient_group = gradient_group if takes_part else None
+        self._members = members
+        if self.settings.sync_batchnorm and self.place.world_size > 1:
+            self._share_statistics()
+
+    def _share_statistics(self) -> None:
+        """BatchNorm's group is that of the plan's members."""
+        members = self._members
+        group = self.place.groups.process_group(members, _BATCHNORM_PURPOSE)
+        is_alone = len(members) == 1 or self.place.rank not in members
+        set_group(self.calls.model, group, is_alone=is_alone)
