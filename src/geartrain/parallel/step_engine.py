@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from geartrain.collectives.gradient_buckets import DEFAULT_BUCKET_BYTES, GradientBuckets
-from geartrain.collectives.torch_collective import LocalCollective
 from geartrain.errors import ConfigError
 from geartrain.parallel.loss_terms import SINGLE_TERM, LossTerm
 from geartrain.parallel.step_checks import (
@@ -395,11 +394,6 @@ class StepEngine:
         return float(
             torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         )
-
-
-def single_rank() -> Collective:
-    """The world of a process on its own."""
-    return LocalCollective()
 
 
 def _total(values: list[torch.Tensor]) -> float:

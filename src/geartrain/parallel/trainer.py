@@ -72,7 +72,6 @@ class Trainer:
     _loaders: list[ShareLoader] = field(default_factory=list)  # that were trained on
     _num_opened: int = 0  # steps opened in this session, all ranks alike
     _stop_requested: bool = False
-    _batch: Any = None  # the share handed to the open step
     _work: Iterator[MicroBatch] | None = None
     _micro: MicroBatch | None = None
     _sizes: list[int] = field(default_factory=list)  # micro-batches of the open step
@@ -209,7 +208,6 @@ class Trainer:
 
     def _open(self, batch: Any) -> Iterator[MicroBatch]:
         self._sizes, self._read_s = [], 0.0
-        self._batch = batch
         self._num_opened += 1
         seed_step(self.settings.seed, self.step_index, self.place.rank)
         loader = self._loader_of(batch)
