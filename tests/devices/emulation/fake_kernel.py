@@ -7,7 +7,12 @@ from pathlib import Path
 
 from geartrain.devices.emulation.cgroup_files import CgroupFiles
 
-_V1_CPU = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "-1", "cgroup.procs": ""}
+_V1_CPU = {
+    "cpu.cfs_period_us": "100000",
+    "cpu.cfs_quota_us": "-1",
+    "cpu.shares": "1024",
+    "cgroup.procs": "",
+}
 _V1_MEMORY = {
     "memory.limit_in_bytes": "9223372036854771712",
     "memory.memsw.limit_in_bytes": "9223372036854771712",
@@ -19,7 +24,7 @@ _V2 = {
     "cgroup.subtree_control": "",
     "cgroup.procs": "",
 }
-_V2_CPU = {"cpu.max": "max 100000"}
+_V2_CPU = {"cpu.max": "max 100000", "cpu.weight": "100"}
 _V2_MEMORY = {
     "memory.max": "max",
     "memory.swap.max": "max",

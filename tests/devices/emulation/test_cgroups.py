@@ -64,6 +64,7 @@ def test_version_1_writes_quota_memory_and_swap(tmp_path: Path) -> None:
     assert (cpu / "cpu.cfs_period_us").read_text() == "20000"
     assert (cpu / "cpu.cfs_quota_us").read_text() == "10000"
     assert throttle.core_fraction("emulated:0") == 0.5
+    assert (cpu.parent / "cpu.shares").read_text() == "16384"
     limit = int((memory / "memory.limit_in_bytes").read_text())
     assert 0 <= LIMIT_BYTES + MEMORY_BACKSTOP_BYTES - limit < 4096
     assert int((memory / "memory.memsw.limit_in_bytes").read_text()) == limit
@@ -82,6 +83,7 @@ def test_version_2_enables_controllers_level_by_level(tmp_path: Path) -> None:
     assert (owner / "cgroup.subtree_control").read_text() == "cpu memory"
     assert (owner / "emulated-0" / "cpu.max").read_text() == "1000 50000"
     assert throttle.core_fraction("emulated:0") == pytest.approx(0.02)
+    assert (owner / "cpu.weight").read_text() == "1600"
     limit = int((owner / "emulated-0" / "memory.max").read_text())
     assert 0 <= LIMIT_BYTES + MEMORY_BACKSTOP_BYTES - limit < 4096
     assert (owner / "emulated-0" / "memory.swap.max").read_text() == "0"

@@ -14,6 +14,12 @@ LONG_PERIOD_US = 50_000
 MIN_QUOTA_US = 1_000
 """The kernel refuses a smaller quota."""
 
+SHARES_V1 = 16 * 1024
+WEIGHT_V2 = 16 * 100
+"""Of a whole fleet against everything else on the host: 16 times the usual. A device
+of half a core should have its half also while something else computes; the quotas see
+to it that it gets no more."""
+
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -80,9 +86,10 @@ class CgroupV1:
         )
 
     def prepare(self, owner_name: str) -> None:
-        """Make the owner's directory in both hierarchies."""
+        """Make the owner's directory in both hierarchies, and give it weight."""
         for root in self.roots:
             self.files.make(root / owner_name)
+        self.files.write_checked(self._cpu / owner_name / "cpu.shares", str(SHARES_V1))
 
     def limit_cores(self, group: str, core_fraction: float) -> None:
         """Set the group's CFS quota."""
@@ -147,6 +154,8 @@ class CgroupV2:
         self._enable(self._root)
         self.files.make(self._root / owner_name)
         self._enable(self._root / owner_name)
+        path = self._root / owner_name / "cpu.weight"
+        self.files.write_checked(path, str(WEIGHT_V2))
 
     def _enable(self, directory: Path) -> None:
         path = directory / "cgroup.subtree_control"
