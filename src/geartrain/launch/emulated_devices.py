@@ -6,7 +6,6 @@ from geartrain.devices.emulation.control import EmulationControl
 from geartrain.devices.emulation.schedule import parse_schedule
 from geartrain.devices.emulation.start import open_throttle
 from geartrain.devices.emulation.throttle import Throttle
-from geartrain.errors import ConfigError
 from geartrain.launch.settings import LaunchSettings
 
 
@@ -19,12 +18,6 @@ class EmulatedDevices:
         devices = [d for d in settings.fleet.devices if d.kind == "emulated"]
         self._device_ids = {device.device_id for device in devices}
         if not devices:
-            if settings.schedule_path is not None:
-                msg = (
-                    f"{settings.schedule_path} schedules core fractions, but the fleet "
-                    f"{settings.fleet.spec!r} has no emulated device; leave it out"
-                )
-                raise ConfigError(msg)
             return
         schedule = parse_schedule(settings.schedule_path) if settings.schedule_path else ()
         self._throttle = open_throttle(devices)
@@ -34,6 +27,7 @@ class EmulatedDevices:
                 self._throttle,
                 [device.device_id for device in devices],
                 schedule=schedule,
+                oversubscribed=settings.fleet.oversubscribed,
             )
         except BaseException:
             self._throttle.close()

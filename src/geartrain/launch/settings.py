@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from geartrain.devices.emulation.schedule import check_schedule, parse_schedule
+from geartrain.devices.host import cores_present
 from geartrain.devices.profile import Fleet
 from geartrain.errors import ConfigError
+from geartrain.planner import Plan
+from geartrain.planner.pinned_plan import check_devices
+from geartrain.telemetry import read_document
 
 Outcome = Literal["finished", "failed", "stopped"]
 StreamName = Literal["stdout", "stderr"]
@@ -52,6 +57,31 @@ class LaunchSettings:
         if self.plan_path is not None and not self.plan_path.is_file():
             msg = f"no plan at {self.plan_path}; write one with geartrain plan -o"
             raise ConfigError(msg)
+        if self.plan_path is not None:
+            device_ids = [device.device_id for device in self.fleet.devices]
+            check_devices(read_document(self.plan_path, Plan), device_ids)
+        if self.schedule_path is not None:
+            _check_schedule(self.schedule_path, self.fleet)
+
+
+def _check_schedule(path: Path, fleet: Fleet) -> None:
+    fractions = {
+        device.device_id: device.core_fraction
+        for device in fleet.devices
+        if device.core_fraction is not None
+    }
+    if not fractions:
+        msg = (
+            f"{path} schedules core fractions, but the fleet {fleet.spec!r} has no "
+            "emulated device; leave it out"
+        )
+        raise ConfigError(msg)
+    check_schedule(
+        parse_schedule(path),
+        fractions,
+        cores_present(),
+        oversubscribe=fleet.oversubscribed,
+    )
 
 
 def check_script(script: Path) -> None:
