@@ -62,6 +62,8 @@ def test_existing_file_is_taken_as_a_fleet(tmp_path: Path) -> None:
         ("cuda:0,emulated:1", "'emulated:1' in fleet"),
         ("absent.json", "absent.json does not exist"),
         ("some/dir", "some/dir does not exist"),
+        ("./", "is there but is no file"),
+        ("a fleet.json", "geartrain probe -o 'a fleet.json'"),
     ],
 )
 def test_wrong_spec_is_refused_with_what_was_seen(text: str, expected: str) -> None:

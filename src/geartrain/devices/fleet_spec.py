@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def check_cores(
     if not oversubscribe:
         msg = (
             f"the core fractions add up to {total:g} but {cores:g} cores are present; "
-            "lower them, or pass --oversubscribe and have the results say so"
+            "lower them, or start with --oversubscribe and have the results say so"
         )
         raise ConfigError(msg)
     return True
@@ -120,8 +121,12 @@ def _parse_emulated(index: int, entry: str) -> EmulatedDevice:
 
 
 def _existing(path: Path) -> Path:
-    if not path.is_file():
-        msg = f"fleet file {path} does not exist; write one: geartrain probe -o {path}"
+    if path.exists() and not path.is_file():
+        msg = f"fleet {str(path)!r} is there but is no file; write {_EXAMPLES}"
+        raise ConfigError(msg)
+    if not path.exists():
+        command = f"geartrain probe -o {shlex.quote(str(path))}"
+        msg = f"fleet file {path} does not exist; write one: {command}"
         raise ConfigError(msg)
     return path
 

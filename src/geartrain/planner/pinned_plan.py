@@ -30,7 +30,13 @@ def check_plan(
         ConfigError: If the plan does not fit; the message says what to change.
     """
     _check_form(plan)
-    _check_devices(plan, device_ids)
+    check_devices(plan, device_ids)
+    if device_ids[0] in plan.left_out:
+        msg = (
+            f"the plan leaves out {device_ids[0]}, the device of rank 0, which must take "
+            "part; give it a replica with share 0, or list another device first"
+        )
+        raise ConfigError(msg)
     if global_batch_size is not None and plan.global_batch_size != global_batch_size:
         msg = (
             f"the plan is for a global batch of {plan.global_batch_size} but the script "
@@ -59,7 +65,12 @@ def _check_form(plan: Plan) -> None:
         raise ConfigError(msg)
 
 
-def _check_devices(plan: Plan, device_ids: Sequence[str]) -> None:
+def check_devices(plan: Plan, device_ids: Sequence[str]) -> None:
+    """Check that a plan speaks of the fleet's devices, all of them and no others.
+
+    Raises:
+        ConfigError: If not.
+    """
     named = [replica.device_id for replica in plan.replicas] + list(plan.left_out)
     fleet = ", ".join(device_ids)
     if unknown := [device_id for device_id in named if device_id not in device_ids]:
@@ -72,12 +83,6 @@ def _check_devices(plan: Plan, device_ids: Sequence[str]) -> None:
         msg = (
             f"the plan says nothing of {', '.join(absent)}; add it to left_out, or give "
             "it a replica"
-        )
-        raise ConfigError(msg)
-    if device_ids[0] in plan.left_out:
-        msg = (
-            f"the plan leaves out {device_ids[0]}, the device of rank 0, which must take "
-            "part; give it a replica with share 0, or list another device first"
         )
         raise ConfigError(msg)
 

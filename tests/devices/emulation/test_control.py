@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from geartrain.devices.emulation import control as control_module
 from geartrain.devices.emulation.control import (
     CONTROL_NAME,
     EmulationControl,
@@ -15,7 +16,11 @@ from geartrain.devices.emulation.control import (
     set_running_core_fraction,
 )
 from geartrain.devices.emulation.owner import Owner
-from geartrain.devices.emulation.schedule import ScheduleEntry, parse_schedule
+from geartrain.devices.emulation.schedule import (
+    ScheduleEntry,
+    check_schedule,
+    parse_schedule,
+)
 from geartrain.errors import ConfigError
 from geartrain.telemetry import read_document, write_document
 
@@ -61,7 +66,8 @@ def open_control(
         throttle,
         IDS,
         state_dir=tmp_path / "state",
-        **options,  # type: ignore[arg-type]  # passed through as given
+        # Where a test does not say so itself, the machine's cores play no part.
+        **{"oversubscribed": True} | options,  # type: ignore[arg-type]  # passed through as given
     )
 
 
@@ -124,6 +130,36 @@ def test_schedule_of_an_unknown_device_is_refused_at_the_start(tmp_path: Path) -
 
     with pytest.raises(ConfigError, match="known are emulated:0, emulated:1"):
         open_control(tmp_path, FakeThrottle(), schedule=[entry])
+
+
+def test_schedule_that_hands_out_too_many_cores_is_refused() -> None:
+    entries = [
+        ScheduleEntry(t_s=1, device_id="emulated:0", core_fraction=0.5),
+        ScheduleEntry(t_s=1, device_id="emulated:1", core_fraction=1.0),
+        ScheduleEntry(t_s=2, device_id="emulated:0", core_fraction=1.0),
+    ]
+    fractions = {"emulated:0": 1.0, "emulated:1": 0.5}
+
+    check_schedule(entries[:2], fractions, 1.5, oversubscribe=False)
+    check_schedule(entries, fractions, 1.5, oversubscribe=True)
+    with pytest.raises(ConfigError, match=r"from t_s=2 .* add up to 2 but 1\.5 cores"):
+        check_schedule(entries, fractions, 1.5, oversubscribe=False)
+
+
+def test_more_cores_than_there_are_reach_no_running_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control_module, "cores_present", lambda: 1.5)
+    throttle = FakeThrottle()
+    control = open_control(tmp_path, throttle, oversubscribed=False)
+
+    with pytest.raises(ConfigError, match=r"add up to 2 but 1\.5 cores"):
+        set_running_core_fraction("emulated:1", 1.0, state_dir=tmp_path / "state")
+    write_document(tmp_path / "run" / CONTROL_NAME, {"emulated:1": 1.0})
+
+    assert control.poll() == ()
+    assert "add up to 2" in caplog.text
+    assert throttle.num_changes == 0
 
 
 def test_no_running_fleet_is_an_error(tmp_path: Path) -> None:
@@ -190,6 +226,18 @@ def test_wrong_schedule_names_the_line(tmp_path: Path, text: str, expected: str)
     path.write_text(text)
 
     with pytest.raises(ConfigError, match=expected):
+        parse_schedule(path)
+
+
+def test_schedule_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_bytes(b"\xef\xbb\xbft_s,device_id,core_fraction\r\n1,emulated:1,0.1\r\n")
+
+    (entry,) = parse_schedule(path)
+
+    assert (entry.t_s, entry.device_id, entry.core_fraction) == (1, "emulated:1", 0.1)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
         parse_schedule(path)
 
 

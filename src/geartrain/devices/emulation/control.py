@@ -17,12 +17,14 @@ import platformdirs
 
 from geartrain.devices.emulation.leftovers import sweep_registrations
 from geartrain.devices.emulation.owner import current_owner
-from geartrain.devices.emulation.schedule import ScheduleEntry
+from geartrain.devices.emulation.schedule import ScheduleEntry, check_schedule
 from geartrain.devices.emulation.throttle import (
     Throttle,
     check_core_fraction,
     unknown_device,
 )
+from geartrain.devices.fleet_spec import check_cores
+from geartrain.devices.host import cores_present
 from geartrain.errors import ConfigError
 from geartrain.telemetry.documents import read_document, write_document
 
@@ -46,6 +48,8 @@ class Registration:
 
     run_dir: str
     device_ids: tuple[str, ...]
+    oversubscribed: bool = False
+    """The fleet may be given more cores than there are, and says so."""
     schema_version: int = 1
 
 
@@ -57,11 +61,12 @@ class EmulationControl:
         throttle: What the changes are applied to.
         device_ids: The emulated devices of the run.
         schedule: Changes by time since the start of the clock.
+        oversubscribed: The fleet may be given more cores than there are.
         state_dir: Where runs register; None takes the user's state directory.
         clock: Seconds, for the schedule.
 
     Raises:
-        ConfigError: If the schedule names a device that the fleet has not.
+        ConfigError: If the schedule does not fit the fleet.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are for tests and schedules
@@ -71,15 +76,15 @@ class EmulationControl:
         device_ids: Sequence[str],
         *,
         schedule: Sequence[ScheduleEntry] = (),
+        oversubscribed: bool = False,
         state_dir: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        for entry in schedule:
-            if entry.device_id not in device_ids:
-                raise unknown_device(entry.device_id, sorted(device_ids))
         self._path = run_dir / CONTROL_NAME
         self._throttle = throttle
         self._fractions = {i: throttle.core_fraction(i) for i in device_ids}
+        self._cores, self._oversubscribed = cores_present(), oversubscribed
+        check_schedule(schedule, self._fractions, self._cores, oversubscribe=oversubscribed)
         self._due = sorted(schedule, key=lambda entry: entry.t_s)
         self._clock = clock
         self._started_at_s = clock()
@@ -88,7 +93,9 @@ class EmulationControl:
         directory = state_dir or default_state_dir()
         self._registration = directory / f"{current_owner().key}.json"
         registration = Registration(
-            run_dir=str(run_dir.resolve()), device_ids=tuple(device_ids)
+            run_dir=str(run_dir.resolve()),
+            device_ids=tuple(device_ids),
+            oversubscribed=oversubscribed,
         )
         try:
             write_document(self._registration, registration)
@@ -143,6 +150,10 @@ class EmulationControl:
             wanted = read_document(self._path, dict[str, float])
             for device_id, fraction in wanted.items():
                 check_core_fraction(fraction, device_id)
+            known = {i: wanted.get(i, before) for i, before in self._fractions.items()}
+            check_cores(
+                list(known.values()), self._cores, oversubscribe=self._oversubscribed
+            )
         except ConfigError as error:
             logger.warning("%s is ignored: %s", self._path, error)
             return {}
@@ -193,7 +204,8 @@ def set_running_core_fraction(
         The run directory; the launcher applies the change within a tenth of a second.
 
     Raises:
-        ConfigError: If no run or several are found, or the device or share is wrong.
+        ConfigError: If no run or several are found, the device or share is wrong, or
+            there are too few cores for it.
     """
     check_core_fraction(core_fraction, device_id)
     fleet = _choose(running_fleets(state_dir), run_dir)
@@ -201,7 +213,11 @@ def set_running_core_fraction(
         raise unknown_device(device_id, list(fleet.device_ids))
     path = Path(fleet.run_dir) / CONTROL_NAME
     fractions = read_document(path, dict[str, float])
-    write_document(path, fractions | {device_id: core_fraction})
+    fractions[device_id] = core_fraction
+    check_cores(
+        list(fractions.values()), cores_present(), oversubscribe=fleet.oversubscribed
+    )
+    write_document(path, fractions)
     return Path(fleet.run_dir)
 
 
@@ -215,6 +231,8 @@ def _choose(fleets: tuple[Registration, ...], run_dir: Path | None) -> Registrat
         raise ConfigError(msg)
     if len(fleets) > 1:
         listed = ", ".join(fleet.run_dir for fleet in fleets)
-        msg = f"{len(fleets)} emulated fleets are running: {listed}; name the run directory"
+        msg = (
+            f"{len(fleets)} emulated fleets are running: {listed}; name one with --run-dir"
+        )
         raise ConfigError(msg)
     return fleets[0]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geartrain.devices.emulation.throttle import check_core_fraction
+from geartrain.devices.emulation.throttle import check_core_fraction, unknown_device
+from geartrain.devices.fleet_spec import check_cores
 from geartrain.errors import ConfigError
 
 HEADER = ("t_s", "device_id", "core_fraction")
@@ -44,7 +47,10 @@ def parse_schedule(path: Path) -> tuple[ScheduleEntry, ...]:
         ConfigError: If it can't be read or a line is wrong; the message names it.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")  # as spreadsheets save it, too
+    except UnicodeDecodeError as error:
+        msg = f"the schedule {path} is not UTF-8 text; give a CSV file"
+        raise ConfigError(msg) from error
     except OSError as error:
         msg = f"cannot read the schedule {path}: {error.strerror}; give a CSV file"
         raise ConfigError(msg) from error
@@ -57,6 +63,38 @@ def parse_schedule(path: Path) -> tuple[ScheduleEntry, ...]:
         if row and not row[0].lstrip().startswith("#"):
             entries.append(_entry(row, f"{path}, line {number}"))
     return tuple(sorted(entries, key=lambda entry: entry.t_s))
+
+
+def check_schedule(
+    schedule: Sequence[ScheduleEntry],
+    core_fractions: Mapping[str, float],
+    cores: float,
+    *,
+    oversubscribe: bool,
+) -> None:
+    """Check that a schedule fits the fleet that it is for, at every time.
+
+    Args:
+        schedule: Entries in order of time; those of one time change together.
+        core_fractions: What each emulated device of the fleet starts with.
+        cores: How many there are.
+        oversubscribe: Whether the fleet may have more.
+
+    Raises:
+        ConfigError: If it names a device that the fleet lacks, or hands out more cores
+            than there are.
+    """
+    fractions = dict(core_fractions)
+    for t_s, entries in itertools.groupby(schedule, key=lambda entry: entry.t_s):
+        for entry in entries:
+            if entry.device_id not in fractions:
+                raise unknown_device(entry.device_id, sorted(fractions))
+            fractions[entry.device_id] = entry.core_fraction
+        try:
+            check_cores(list(fractions.values()), cores, oversubscribe=oversubscribe)
+        except ConfigError as error:
+            msg = f"from t_s={t_s:g} of the schedule on, {error}"
+            raise ConfigError(msg) from error
 
 
 def _entry(row: list[str], place: str) -> ScheduleEntry:
