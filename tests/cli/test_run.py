@@ -73,3 +73,13 @@ def test_failing_rank_shows_its_traceback_first_and_the_error_last(tmp_path: Pat
     assert "ValueError: boo" in lines
     assert lines[-1].startswith("error: rank 1 (emulated:1): ValueError: boo")
     assert (tmp_path / "r" / "failure-1.json").exists()
+
+
+def test_script_without_a_session_is_told_that_it_made_no_step(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("print('hello')\n")
+
+    done = geartrain(tmp_path, "run", "--fleet", FLEET, "plain.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "hello"
+    assert "no step was made: a script trains on the fleet by gt.Session" in done.stdout

@@ -1,5 +1,6 @@
 """The verbs, run in this process or, where torch must not be reached, in another."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from example_runs import make_records, planned, write_run
 from geartrain import __version__
 from geartrain.cli import main
 from geartrain.cli.probe import print_fleet
+from geartrain.devices.probe import resolve_fleet
 from geartrain.devices.profile import DeviceProfile, Fleet, MeasuredRate
 from geartrain.errors import DeviceError
 from geartrain.planner import ComputeCurve, ExchangeProfile, ModelProfile, Plan
@@ -153,6 +155,21 @@ def test_missing_script_leaves_no_run_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("option", ["--plan", "--emulate-schedule"])
+def test_wrong_file_leaves_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "wrong").write_bytes(b"\xff\xfe")
+
+    result = invoke("run", "--fleet", "emulated:0.1", option, "wrong", "train.py")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_emulate_set_without_a_run_says_so(tmp_path: Path) -> None:
     result = invoke("emulate", "set", "emulated:0", "0.5", "--run-dir", tmp_path)
 
@@ -181,8 +198,20 @@ def test_probe_table_names_rates_spread_and_source(
     assert "cuda:0  H200 (NVIDIA), 128.0 GiB, measured" in text
     assert "float32 matmul" in text
     assert "2.50 TFLOP/s" in text
-    assert "spread 0.03 of 5" in text
+    assert "median of 5, spread 3%" in text
     assert "1 device, measured" in text
+    assert "noisy" not in text
+
+
+def test_probe_table_says_which_rates_are_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    (device,) = resolve_fleet("cpu").devices
+    rate = MeasuredRate(per_s=2.5e7, spread_fraction=82.5, num_repeats=5)
+
+    print_fleet(Fleet(devices=(dataclasses.replace(device, flop_per_s={"float64": rate}),)))
+
+    text = capsys.readouterr().out
+    assert "median of 5, spread 8250%, noisy" in text
+    assert "--no-cache measures again" in text
 
 
 def test_plan_from_a_model_gives_faster_devices_more(

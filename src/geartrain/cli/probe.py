@@ -21,6 +21,9 @@ from geartrain.devices.profile import DeviceProfile, Fleet, MeasuredRate
 from geartrain.telemetry import write_document
 from geartrain.units import format_bytes, format_rate
 
+_NOISY_FRACTION = 0.5
+"""A spread above half of the median says more about the machine's other work."""
+
 
 @click.command(cls=Verb)
 @fleet_option
@@ -74,10 +77,20 @@ def print_fleet(fleet: Fleet) -> None:
     count = len(fleet.devices)
     noun = "device" if count == 1 else "devices"
     click.echo(f"{count} {noun}, {', '.join(fleet.labels)}")
+    rates = [rate for device in fleet.devices for _, rate, _ in _rates(device)]
+    if any(rate.spread_fraction > _NOISY_FRACTION for rate in rates):
+        click.echo("noisy: something else was using the device; --no-cache measures again")
 
 
 def rate_rows(device: DeviceProfile) -> Iterator[tuple[str, str, str]]:
     """Name, rate and spread of all that was measured on a device."""
+    for name, rate, unit in _rates(device):
+        spread = f"median of {rate.num_repeats}, spread {rate.spread_fraction:.0%}"
+        noisy = ", noisy" if rate.spread_fraction > _NOISY_FRACTION else ""
+        yield name, format_rate(rate.per_s, unit), spread + noisy
+
+
+def _rates(device: DeviceProfile) -> list[tuple[str, MeasuredRate, str]]:
     rates: list[tuple[str, MeasuredRate | None, str]] = [
         (f"{dtype} matmul", rate, "FLOP/s") for dtype, rate in device.flop_per_s.items()
     ]
@@ -86,7 +99,4 @@ def rate_rows(device: DeviceProfile) -> Iterator[tuple[str, str, str]]:
         ("host to device", device.host_to_device_bytes_per_s, "B/s"),
         ("device to host", device.device_to_host_bytes_per_s, "B/s"),
     ]
-    for name, rate, unit in rates:
-        if rate is not None:
-            spread = f"spread {rate.spread_fraction:.2f} of {rate.num_repeats}"
-            yield name, format_rate(rate.per_s, unit), spread
+    return [(name, rate, unit) for name, rate, unit in rates if rate is not None]

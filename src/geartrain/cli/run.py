@@ -137,6 +137,8 @@ def _print_result(
             "checkpoint_dir": result.checkpoint_dir and str(result.checkpoint_dir),
         }
         print_json(shown | ({} if summary is None else dataclasses.asdict(summary)))
+    elif summary is None and result.outcome == "finished":
+        click.echo("no step was made: a script trains on the fleet by gt.Session")
     elif summary is not None and result.outcome != "failed":
         print_table(("", ""), summary_rows(summary), num_text_columns=2)
         click.echo(f"geartrain report {result.run_dir} draws it")
