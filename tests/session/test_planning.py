@@ -155,6 +155,8 @@ def test_a_slow_down_is_answered_by_another_plan(tmp_path: Path) -> None:
     kinds = [event.kind for event in RunLogReader(tmp_path).new_events()]
     assert "slowdown" in kinds
     assert "replanned" in kinds
+    written = read_document(tmp_path / "plan.json", Plan)
+    assert [replica.share for replica in written.replicas] == after
 
 
 @pytest.mark.slow
@@ -175,13 +177,16 @@ def test_a_left_out_device_that_recovers_is_brought_back() -> None:
 def train_deterministic(rank: int, world_size: int, slow_rank: int) -> dict[str, Any]:
     speeds = {0: [1e-3 * (1 + 3 * (r == slow_rank)) for r in range(world_size)]}
     session = gt.Session(deterministic=True)
-    return train_with_speeds(session, rank, speeds, 8)
+    result = train_with_speeds(session, rank, speeds, 8)
+    assert session.current_plan is not None
+    return result | {"bound_step_s": session.current_plan.bound_step_s}
 
 
 def test_deterministic_runs_agree_to_the_bit_whatever_the_speeds() -> None:
     first = run_ranks(train_deterministic, 2, 0)
     second = run_ranks(train_deterministic, 2, 1)
 
+    assert first[0]["bound_step_s"] == 0.0, "nothing was measured to be held against"
     assert first[0]["losses"] == second[0]["losses"]
     assert first[0]["shares"] == second[0]["shares"]
     assert torch.equal(first[1]["parameters"], second[1]["parameters"])

@@ -74,8 +74,7 @@ def make_keeper(request: PlanningRequest) -> PlanKeeper:
         DeviceError: If the model does not fit on a device.
         SystemExit: In the launcher's mode ``plan``, once the plan is written.
     """
-    is_planning_only = request.spec is not None and request.spec.mode == "plan"
-    profile = request.profile or _make_profile(request, force=is_planning_only)
+    profile = request.profile or _make_profile(request)
     pinned = request.settings.pinned_plan
     keeper = PlanKeeper(
         profile=profile,
@@ -89,7 +88,7 @@ def make_keeper(request: PlanningRequest) -> PlanKeeper:
         keeper.check_pinned(pinned)
     check_agreement(request.place.groups, keeper.plan)
     _write(request, profile, keeper.plan)
-    if is_planning_only:
+    if _is_planning_only(request):
         raise SystemExit(0)
     return keeper
 
@@ -110,14 +109,22 @@ def check_agreement(groups: RankGroups, plan: Plan) -> None:
         raise CommunicationError(msg)
 
 
-def _make_profile(request: PlanningRequest, *, force: bool) -> ModelProfile:
+def _is_planning_only(request: PlanningRequest) -> bool:
+    return request.spec is not None and request.spec.mode == "plan"
+
+
+def _is_measured(request: PlanningRequest) -> bool:
+    has_loss = request.calls.loss_fn is not None
+    return request.is_measurable or (_is_planning_only(request) and has_loss)
+
+
+def _make_profile(request: PlanningRequest) -> ModelProfile:
     facts = ModelFacts(
         name=type(request.calls.model).__name__,
         num_parameters=request.engine.num_parameters,
         gradient_bytes=request.engine.gradient_bytes,
     )
-    wants = request.is_measurable or (force and request.calls.loss_fn is not None)
-    if not wants:
+    if not _is_measured(request):
         size = request.settings.micro_batch_size or _declared_size(request)
         return declared_profile(request.place, facts, size)
     started_at_s = time.perf_counter()
@@ -138,7 +145,9 @@ def _declared_size(request: PlanningRequest) -> int:
 
 
 def _make_plan(request: PlanningRequest, profile: ModelProfile) -> Plan:
-    return solve(_capped(profile, request.settings.micro_batch_size), _workload(request))
+    plan = solve(_capped(profile, request.settings.micro_batch_size), _workload(request))
+    # Declared speeds are right among each other only: no rate can be held against them.
+    return plan if _is_measured(request) else replace(plan, bound_step_s=0.0)
 
 
 def _workload(request: PlanningRequest) -> Workload:
@@ -185,7 +194,9 @@ def _write(request: PlanningRequest, profile: ModelProfile, plan: Plan) -> None:
     }
     if plan.bound_step_s and request.is_measurable:
         values["bound_samples_per_s"] = plan.global_batch_size / plan.bound_step_s
-    text = f"planned {plan.global_batch_size} samples over {len(plan.replicas)} devices"
+    count = len(plan.replicas)
+    noun = "device" if count == 1 else "devices"
+    text = f"{plan.global_batch_size} samples over {count} {noun}"
     request.recorder.add_event(0, "planned", text, values=values)
     if request.spec is not None and request.place.rank == 0:
         run_dir = Path(request.spec.run_dir)
