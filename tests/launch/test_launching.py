@@ -14,6 +14,7 @@ from example_fleets import cpu_fleet, emulated_fleet
 from geartrain.devices.profile import Fleet
 from geartrain.errors import DeviceError
 from geartrain.launch import LaunchResult, LaunchSettings, launch
+from geartrain.launch.output import OutputPump
 from geartrain.launch.settings import StreamName
 
 RANK = """
@@ -282,3 +283,20 @@ def test_stop_before_the_script_begins_saves_nothing(
 
     assert (result.outcome, result.exit_code) == ("stopped", 130)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_what_cannot_be_logged_on_a_full_disk_is_still_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    read_fd, write_fd = os.pipe()
+    recorder = Recorder()
+    pump = OutputPump(os.fdopen(read_fd, "rb"), "stdout", Path("/dev/full"), recorder)
+
+    for text in (b"hello\n", b"again\n"):
+        os.write(write_fd, text)
+    os.close(write_fd)
+    pump.join()
+
+    assert recorder.output["stdout"] == b"hello\nagain\n"
+    assert "No space left on device" in caplog.text

@@ -179,3 +179,33 @@ def test_plain_display_reports_steps_made_since_the_last_line(tmp_path: Path) ->
     steps = [line.split()[2] for line in err.getvalue().decode().splitlines()]
 
     assert steps == ["5", "10"]
+
+
+def test_plain_display_tells_of_all_that_happened_up_to_the_end(tmp_path: Path) -> None:
+    stdout, stderr = io.BytesIO(), io.BytesIO()
+
+    with PlainDisplay(tmp_path, stdout, stderr):
+        log = RunLogWriter(tmp_path)
+        for kind in ("slowdown", "replanned"):
+            log.add_event(RunEvent(step=3, at_s=1.0, kind=kind, message="why"))
+        log.close()
+
+    assert stderr.getvalue().decode().splitlines() == [
+        "[geartrain] slowdown at step 3: why",
+        "[geartrain] replanned at step 3: why",
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_ends_the_record_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run.jsonl").symlink_to("/dev/full")
+    log = RunLogWriter(tmp_path)
+
+    log.add_steps(make_records(1))
+    log.add_steps(make_records(2))
+    log.close()
+
+    assert caplog.text.count("no longer recorded") == 1
+    assert "No space left on device" in caplog.text

@@ -63,6 +63,7 @@ class OutputPump:
         self._stream = stream
         self._log = path.open("ab", buffering=0)
         self._observer = observer
+        self._is_full = False
         self._thread = threading.Thread(
             target=self._pump, name=f"geartrain-{stream}", daemon=True
         )
@@ -72,8 +73,16 @@ class OutputPump:
         with self._source, self._log:
             # read1 returns what is there: a prompt or progress bar must not wait.
             while data := self._source.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]  # BufferedReader
-                self._log.write(data)
+                self._keep(data)
                 self._observer.on_output(self._stream, data)
+
+    def _keep(self, data: bytes) -> None:
+        try:
+            self._log.write(data)
+        except OSError as error:  # a full disk: the user still sees what is printed
+            if not self._is_full:
+                logger.warning("cannot write %s: %s", self._log.name, error.strerror)
+            self._is_full = True
 
     def join(self) -> None:
         """Wait for the end of the stream, which comes when all writers have ended."""

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from geartrain.devices.profile import DeviceProfile, Fleet
-from geartrain.errors import TrainingStopped
+from geartrain.errors import ConfigError, TrainingStopped
 from geartrain.launch.handshake import GO, READY
 from geartrain.launch.parent_death import die_with_parent
 from geartrain.launch.run_directory import failure_path, log_path
@@ -90,9 +90,12 @@ def _report(
     )
     run_dir = Path(spec.run_dir)
     # Not to stderr: the launcher prints the cause first, and this may not be it.
-    with log_path(run_dir, spec.rank).open("a") as log:
-        log.write(failure.traceback)
-    write_document(failure_path(run_dir, spec.rank), failure)
+    try:
+        with log_path(run_dir, spec.rank).open("a") as log:
+            log.write(failure.traceback)
+        write_document(failure_path(run_dir, spec.rank), failure)
+    except (OSError, ConfigError):  # a full disk: better out of order than lost
+        sys.stderr.write(failure.traceback)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

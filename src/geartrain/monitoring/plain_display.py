@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -33,12 +34,14 @@ class PlainDisplay:
         self._clock = clock
         self._polled_at_s = clock()
         self._line_at_s = clock()
-        self._event_at_s = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._progress.poll()
+        with contextlib.suppress(OSError):  # nobody reads on
+            self._print_events()
         self._progress.close()
 
     def on_output(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
@@ -59,13 +62,14 @@ class PlainDisplay:
         self._polled_at_s = now_s
         if not self._progress.poll():
             return
+        self._print_events()
         snapshot = self._progress.snapshot()
-        event = snapshot.last_event
-        if event is not None and event.at_s > self._event_at_s:
-            self._event_at_s = event.at_s
-            self.on_notice(
-                f"[geartrain] {event.kind} at step {event.step}: {event.message}"
-            )
         if snapshot.last_step is not None and now_s - self._line_at_s >= _LINE_S:
             self._line_at_s = now_s
             self.on_notice(f"[geartrain] {headline(snapshot)}")
+
+    def _print_events(self) -> None:
+        for event in self._progress.take_events():
+            self.on_notice(
+                f"[geartrain] {event.kind} at step {event.step}: {event.message}"
+            )

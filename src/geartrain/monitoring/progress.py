@@ -50,6 +50,7 @@ class RunProgress:
         self._num_steps = 0
         self._bound_event: RunEvent | None = None
         self._last_event: RunEvent | None = None
+        self._new_events: list[RunEvent] = []
         self._total_steps: int | None = None
         self._epoch: int | None = None
         self._plan: Plan | None = None
@@ -99,12 +100,18 @@ class RunProgress:
             last_event=self._last_event,
         )
 
+    def take_events(self) -> tuple[RunEvent, ...]:
+        """What happened since this was last asked."""
+        taken, self._new_events = tuple(self._new_events), []
+        return taken
+
     def close(self) -> None:
         """Close the log."""
         self._reader.close()
 
     def _take_event(self, event: RunEvent) -> None:
         self._last_event = event
+        self._new_events.append(event)
         if bound_of(event, self._plan) is not None:
             self._bound_event = event
         self._total_steps = known_total([event]) or self._total_steps

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -14,13 +16,19 @@ from geartrain.telemetry.records import RunEvent, StepRecord
 STEPS_NAME = "run.jsonl"
 EVENTS_NAME = "events.jsonl"
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T", StepRecord, RunEvent)
 
 
 class RunLogWriter:
-    """Appends records to a run directory, a line each, whole lines only."""
+    """Appends records to a run directory, a line each.
+
+    A disk that is full ends the log, with a warning, and not the training.
+    """
 
     def __init__(self, run_dir: Path) -> None:
+        self._is_full = False
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._steps = (run_dir / STEPS_NAME).open("ab", buffering=0)
@@ -31,11 +39,27 @@ class RunLogWriter:
 
     def add_steps(self, records: list[StepRecord]) -> None:
         """Append the records of one step, all devices, in one write."""
-        self._steps.write(b"".join(msgspec.json.encode(r) + b"\n" for r in records))
+        data = b"".join(msgspec.json.encode(r) + b"\n" for r in records)
+        self._append(self._steps, data)
 
     def add_event(self, event: RunEvent) -> None:
         """Append an event."""
-        self._events.write(msgspec.json.encode(event) + b"\n")
+        self._append(self._events, msgspec.json.encode(event) + b"\n")
+
+    def _append(self, stream: FileIO, data: bytes) -> None:
+        if self._is_full:
+            return
+        try:
+            while data:  # a disk with some room takes a part, and refuses the next one
+                data = data[stream.write(data) :]
+        except OSError as error:
+            # For good: a line after a half-written one could not be read.
+            self._is_full = True
+            logger.warning(
+                "the run goes on but is no longer recorded: cannot write %s: %s",
+                stream.name,
+                error.strerror,
+            )
 
     def close(self) -> None:
         """Close the files; further writes fail."""
