@@ -16,6 +16,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])  # Any: click's own sig
 CONFIG_EXIT_CODE = 2
 """As click itself ends on a wrong option."""
 
+INTERRUPTED_EXIT_CODE = 130
+"""As a shell reports a program that Ctrl-C ended."""
+
 
 class Verb(click.Command):
     """A command whose deliberate errors are one line on stderr, no traceback."""
@@ -30,6 +33,9 @@ class Verb(click.Command):
             if ctx.params.get("as_json"):
                 print_json({"error": str(error), "kind": type(error).__name__})
             ctx.exit(CONFIG_EXIT_CODE if isinstance(error, ConfigError) else 1)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED_EXIT_CODE)
 
 
 def print_json(document: object) -> None:
