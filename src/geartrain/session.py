@@ -362,6 +362,28 @@ class Session:
         """
         self._trained().director.apply_plan(plan)
 
+    def share_tail(self, fraction: float) -> None:
+        """Leave this part of each step to whoever is free; all ranks must call it.
+
+        Takes the place of ``geartrain run --tail-fraction`` from the next batch on, and
+        plans anew by the speeds known by now.
+
+        Args:
+            fraction: Part of the global batch, 0 to 1, 1 left out.
+
+        Raises:
+            ConfigError: If no batch was handed out yet, or the plan can't have a tail.
+        """
+        if not 0 <= fraction < 1:
+            msg = f"fraction={fraction} must lie in 0..1, 1 left out"
+            raise ConfigError(msg)
+        plan = self.current_plan
+        if plan is None:
+            msg = "share_tail() came before the first batch; take a batch from a loader"
+            raise ConfigError(msg)
+        keeper = self._trained().director.keeper
+        keeper.share_tail(round(plan.global_batch_size * fraction))
+
     # -- measuring ----------------------------------------------------------------
 
     def evaluate(self, loader: ShareLoader, metric_fn: MetricFunction) -> dict[str, float]:

@@ -50,14 +50,14 @@ def test_quick_takes_a_smaller_batch_unless_told_otherwise() -> None:
 def test_raw_result_goes_to_the_results_folder_only_where_there_is_one(
     tmp_path: Path,
 ) -> None:
-    options = MacroOptions(fleet="emulated:0.5,0.25/1GiB", quick=True)
-    assert default_output(options, 0.0, tmp_path) is None
+    fleet = "emulated:0.5,0.25/1GiB"
+    assert default_output("macro", fleet, 0.0, tmp_path, quick=True) is None
 
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
 
     name = "macro-emulated-0.5-0.25-1GiB-quick-19700101-000000.json"
-    assert default_output(options, 0.0, tmp_path) == results / name
+    assert default_output("macro", fleet, 0.0, tmp_path, quick=True) == results / name
 
 
 def test_no_repository_has_no_commit(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def run_macro(options: MacroOptions, say: Say) -> MacroRaw:
         KeyboardInterrupt: If the benchmark was interrupted; nothing is left behind.
     """
     started_at_s = time.time()
-    fleet = _resolve(options)
+    fleet = resolve_emulated(
+        options.fleet, options.batch_size, oversubscribe=options.oversubscribe
+    )
     say(f"1 of 3: {fleet.spec}, four variants in turn, then a slow-down")
     unequal_settings = _unequal_settings(options)
     unequal, run = _run_fleet(fleet, unequal_settings, say)
@@ -95,7 +97,9 @@ def run_macro(options: MacroOptions, say: Say) -> MacroRaw:
     )
 
 
-def default_output(options: MacroOptions, at_s: float, folder: Path) -> Path | None:
+def default_output(
+    name: str, fleet: str, at_s: float, folder: Path, *, quick: bool
+) -> Path | None:
     """Where the raw result goes: the repository's results, if run there; else nowhere.
 
     A benchmark must not litter whatever folder it is started in.
@@ -103,23 +107,30 @@ def default_output(options: MacroOptions, at_s: float, folder: Path) -> Path | N
     results = folder / "benchmarks" / "results"
     if not results.is_dir():
         return None
-    name = options.fleet.replace(":", "-").replace(",", "-").replace("/", "-")
-    quick = "-quick" if options.quick else ""
+    fleet = fleet.replace(":", "-").replace(",", "-").replace("/", "-")
+    suffix = "-quick" if quick else ""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(at_s))
-    return results / f"macro-{name}{quick}-{stamp}.json"
+    return results / f"{name}-{fleet}{suffix}-{stamp}.json"
 
 
-def _resolve(options: MacroOptions) -> Fleet:
-    fleet = resolve_fleet(options.fleet, oversubscribe=options.oversubscribe, probe=False)
+def resolve_emulated(
+    spec: str, global_batch_size: int, *, oversubscribe: bool = False
+) -> Fleet:
+    """Read the spec of a fleet that can be compared with itself.
+
+    Raises:
+        ConfigError: If it is not emulated, has one device, or too many for the batch.
+    """
+    fleet = resolve_fleet(spec, oversubscribe=oversubscribe, probe=False)
     if len(fleet.devices) < 2 or any(d.kind != "emulated" for d in fleet.devices):  # noqa: PLR2004
         msg = (
-            f"fleet {options.fleet!r} must be two or more emulated devices, such as "
+            f"fleet {spec!r} must be two or more emulated devices, such as "
             f"{DEFAULT_FLEET}; for GPUs there is geartrain bench gpu"
         )
         raise ConfigError(msg)
-    if options.batch_size < len(fleet.devices):
+    if global_batch_size < len(fleet.devices):
         msg = (
-            f"global batch size {options.batch_size} is smaller than the number of "
+            f"global batch size {global_batch_size} is smaller than the number of "
             f"devices, {len(fleet.devices)}; give a larger one"
         )
         raise ConfigError(msg)

@@ -110,7 +110,7 @@ class MacroRank:
             seed=settings.seed,
             drop_last=True,
         )
-        return _endless(loader)
+        return endless(loader)
 
     def _set_up_competitors(self) -> None:
         settings, rank = self._settings, self._session.rank
@@ -269,7 +269,8 @@ class MacroRank:
         )
 
 
-def _endless(loader: ShareLoader) -> Iterator[Any]:
+def endless(loader: ShareLoader) -> Iterator[Any]:
+    """Epoch after epoch."""
     while True:
         yield from loader
 

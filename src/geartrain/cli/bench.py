@@ -17,6 +17,8 @@ from geartrain.bench.macro import (
 )
 from geartrain.bench.macro_report import TABLE_HEAD, MacroResult, flatten, table_rows
 from geartrain.bench.provenance import command_line, current_commit
+from geartrain.bench.tail import TailOptions, run_tail
+from geartrain.bench.tail_result import TAIL_TABLE_HEAD, TailResult, tail_table_rows
 from geartrain.cli.tables import print_table
 from geartrain.cli.verb import Verb, json_option, oversubscribe_option, print_json
 from geartrain.launch.run_directory import collect_versions
@@ -64,7 +66,7 @@ def macro(
     about five minutes.
     """
     asked = MacroOptions(**options)
-    path = output or default_output(asked, time.time(), Path.cwd())
+    path = output or _default_output("macro", asked)
     raw = run_macro(asked, _show_progress)
     result = MacroResult(
         result=flatten(raw),
@@ -78,6 +80,53 @@ def macro(
     click.echo(f"{raw.fleet.spec} ({labels}), {raw.wall_s:.0f} s in all")
     if asked != MacroOptions():
         click.echo("the targets are for the default fleet and batch, without --quick")
+    _hand_out(result, path, as_json=as_json)
+
+
+@bench.command("tail", cls=Verb)
+@click.option(
+    "--fleet",
+    default=DEFAULT_FLEET,
+    show_default=True,
+    metavar="SPEC",
+    help="The fleet, emulated; a sixth of the cores stays free.",
+)
+@click.option("--quick", is_flag=True, help="Smaller and fewer steps: within a minute.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where the raw result goes; benchmarks/results/ where that folder exists.",
+)
+@json_option
+def tail(
+    *,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,  # Any: the fields of TailOptions
+) -> None:
+    """Train with and without a tail of the step that whoever is free computes.
+
+    Several tail fractions in turn in one run, on steady devices and on devices whose
+    speed varies. Takes under four minutes.
+    """
+    asked = TailOptions(**options)
+    path = output or _default_output("tail", asked)
+    result = run_tail(asked, _show_progress)
+    rows = tail_table_rows(result.result, result.settings)
+    print_table(TAIL_TABLE_HEAD, rows, num_text_columns=2)
+    labels = result.result["labels"]
+    click.echo(f"{result.fleet.spec} ({labels}), {result.wall_s:.0f} s in all")
+    _hand_out(result, path, as_json=as_json)
+
+
+def _default_output(name: str, asked: MacroOptions | TailOptions) -> Path | None:
+    return default_output(name, asked.fleet, time.time(), Path.cwd(), quick=asked.quick)
+
+
+def _hand_out(
+    result: MacroResult | TailResult, path: Path | None, *, as_json: bool
+) -> None:
     if path is not None:
         write_document(path, result)
         click.echo(f"raw result: {path}")

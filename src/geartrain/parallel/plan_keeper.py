@@ -6,12 +6,14 @@ so all reach the same plan without a message; the trailer's plan code proves it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError
+from geartrain.parallel.tail_tickets import TailPace
 from geartrain.planner import ModelProfile, Plan, Workload
 from geartrain.planner.correction import (
     CorrectionSettings,
@@ -21,7 +23,7 @@ from geartrain.planner.correction import (
     observe,
     start_correction,
 )
-from geartrain.planner.curve_fit import best_samples_per_s
+from geartrain.planner.curve_fit import best_samples_per_s, predict_s
 from geartrain.planner.pinned_plan import check_plan
 from geartrain.planner.prediction import scale_profile
 from geartrain.planner.solver import solve
@@ -85,10 +87,22 @@ class PlanKeeper:
             tail_samples=self.plan.tail_samples,
         )
 
-    def rate_fraction(self, rank: int) -> float:
-        """This rank's part of the fleet's samples per second."""
-        rates = [best_samples_per_s(curve) for curve in self.profile.curves]
-        return rates[rank] / sum(rates)
+    def tail_pace(self, rank: int) -> TailPace:
+        """How fast a rank and the others that take part compute, as known by now."""
+        factors = self._corrector.factors if self._corrector is not None else {}
+        rates = [0.0] * len(self.device_ids)
+        samples_s = [math.inf] * len(self.device_ids)
+        for member in self.member_ranks:
+            curve = self.profile.curves[member]
+            factor = factors.get(curve.device_id, 1.0)
+            rates[member] = best_samples_per_s(curve) / factor
+            samples_s[member] = predict_s(curve, 1) * factor
+        return TailPace(
+            samples_per_s=rates[rank],
+            others_samples_per_s=math.fsum(r for i, r in enumerate(rates) if i != rank),
+            sample_s=samples_s[rank],
+            least_sample_s=min(samples_s),
+        )
 
     def pin(self, plan: Plan) -> None:
         """Carry out a given plan from now on and stop correcting.
@@ -100,6 +114,29 @@ class PlanKeeper:
         self.plan = plan
         self._corrector = None
         self.settings = replace(self.settings, corrects=False)
+
+    def share_tail(self, num_samples: int) -> None:
+        """Leave so many samples of each step to whoever is free, and plan anew.
+
+        Raises:
+            ConfigError: If the plan is carried out as it stands, or every rank must run
+                the same number of micro-batches.
+        """
+        if not self.settings.corrects or self.settings.workload.uniform_micro_batches:
+            msg = (
+                f"a tail of {num_samples} samples can't be shared: the plan is given, "
+                "deterministic, for one device, or for synchronized BatchNorm; train "
+                "without these, or without a tail"
+            )
+            raise ConfigError(msg)
+        workload = replace(self.settings.workload, tail_samples=num_samples)
+        self.settings = replace(self.settings, workload=workload)
+        profile = self.profile
+        if self._corrector is not None:
+            profile = scale_profile(profile, self._corrector.factors)
+        self.plan = solve(profile, workload)
+        if self._corrector is not None:
+            self._corrector = replace(self._corrector, workload=workload, plan=self.plan)
 
     def check_pinned(self, plan: Plan) -> None:
         """Check that a given plan can be carried out as it stands.

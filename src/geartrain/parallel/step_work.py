@@ -30,9 +30,19 @@ class MicroBatch:
     batch: Any  # the user's structure
     start: int
     stop: int
-    is_last: bool = False
-    """Nothing follows on this rank, so gradients may be sent during its backward."""
+    ends_share: bool = False
+    """The last one of this rank's share, or one of the tail."""
+    tickets: TailTickets | None = None
     is_ghost: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows here, so that its backward may send gradients.
+
+        To be asked right before the backward: with a shared tail it makes sure, where
+        it says so, that this rank takes no more of it.
+        """
+        return self.ends_share and (self.tickets is None or self.tickets.none_left())
 
     @property
     def num_samples(self) -> int:
@@ -68,15 +78,16 @@ class StepWork:
         current = self.loader.current
         spans = self._spans(current.own_count)
         for index, (start, stop) in enumerate(spans):
-            is_last = index == len(spans) - 1 and self.tickets is None
+            ends_share = index == len(spans) - 1
             if start == stop:
-                yield self._ghost(is_last=is_last)
+                yield self._ghost(ends_share=ends_share)
                 continue
             yield MicroBatch(
                 batch=slice_batch(self.batch, start, stop),
                 start=current.start + start,
                 stop=current.start + stop,
-                is_last=is_last,
+                ends_share=ends_share,
+                tickets=self.tickets,
             )
         yield from self._tail(current)
 
@@ -86,7 +97,7 @@ class StepWork:
             return split_evenly(num_samples, self.uniform_count)
         return split_share(num_samples, self.replica.micro_batch_size)
 
-    def _ghost(self, *, is_last: bool) -> MicroBatch:
+    def _ghost(self, *, ends_share: bool) -> MicroBatch:
         current = self.loader.current
         if current.own_count:  # as the user may have transformed it
             start, batch = current.start, slice_batch(self.batch, 0, 1)
@@ -97,7 +108,12 @@ class StepWork:
             start, batch = 0, self.loader.fetch(0, 1)
             self.on_read(time.perf_counter() - started_at_s)
         return MicroBatch(
-            batch=batch, start=start, stop=start + 1, is_last=is_last, is_ghost=True
+            batch=batch,
+            start=start,
+            stop=start + 1,
+            ends_share=ends_share,
+            tickets=self.tickets,
+            is_ghost=True,
         )
 
     def _tail(self, current: CurrentBatch) -> Iterator[MicroBatch]:
@@ -112,7 +128,9 @@ class StepWork:
             start, stop = (current.tail_start + position for position in taken)
             batch = self.loader.fetch(start, stop)
             self.on_read(time.perf_counter() - started_at_s)
-            yield MicroBatch(batch=batch, start=start, stop=stop)
+            yield MicroBatch(
+                batch=batch, start=start, stop=stop, ends_share=True, tickets=self.tickets
+            )
 
 
 def _row_of_zeros(leaf: Any) -> Any:  # Any: a leaf of the user's batch

@@ -250,7 +250,7 @@ class Trainer:
             raise ConfigError(msg)
         count = batch_size_of(batch)
         self._engine.begin(count)
-        return iter([MicroBatch(batch=batch, start=0, stop=count, is_last=True)])
+        return iter([MicroBatch(batch=batch, start=0, stop=count, ends_share=True)])
 
     def _close(self) -> float:
         data_s = self._read_s
@@ -341,7 +341,7 @@ class Trainer:
             store=store,
             step=self._num_opened,
             num_samples=tail,
-            rate_fraction=self.director.keeper.rate_fraction(self.place.rank),
+            pace=self.director.keeper.tail_pace(self.place.rank),
             largest_take=max(self.evaluation_micro_batch_size(), 1),
         )
         if self.place.rank == 0:
