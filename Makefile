@@ -44,7 +44,7 @@ types: install  ## mypy --strict
 	$(BIN)/mypy
 
 imports: install  ## the layers between the rooms
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 docs: install  ## build the documentation; any warning is an error
 	$(BIN)/sphinx-build -E -q -W --keep-going -n -b html docs docs/_build/html

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import click
 
-from geartrain import __version__
 from geartrain.cli import bench, emulate, plan, probe, report, run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="geartrain")
+@click.version_option(package_name="geartrain", prog_name="geartrain")
 def main() -> None:
     """Train one PyTorch model on devices that are not alike."""
 

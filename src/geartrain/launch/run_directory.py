@@ -7,7 +7,6 @@ import platform
 import time
 from pathlib import Path
 
-from geartrain import __version__
 from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.errors import ConfigError
 from geartrain.launch.settings import LaunchSettings
@@ -126,11 +125,10 @@ def read_failure(run_dir: Path, rank: int) -> WorkerFailure | None:
 def collect_versions() -> dict[str, str]:
     """Versions that a result depends on, found without importing anything big."""
     versions = {
-        "geartrain": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    for name in ("torch", "numpy"):
+    for name in ("geartrain", "torch", "numpy"):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
