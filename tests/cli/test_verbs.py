@@ -258,6 +258,16 @@ def test_plan_on_a_smaller_fleet_takes_its_devices_only(
     assert '"device_id":"emulated:1","share":8' in result.stdout
 
 
+def test_plan_from_a_model_takes_no_written_fleet(model_path: Path) -> None:
+    result = invoke(
+        *("plan", "--model", model_path, "--global-batch-size", 8),
+        *("--fleet", "emulated:0.5,0.5"),
+    )
+
+    assert result.exit_code != 0
+    assert "with --model, --fleet is a fleet.json, not 'emulated:0.5,0.5'" in result.output
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["--model", "m.json", "train.py"], ["--model", "m.json"]]
 )

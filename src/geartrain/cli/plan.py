@@ -103,6 +103,12 @@ def _plan_model(
         raise ConfigError(msg)
     profile = read_document(model_path, ModelProfile)
     if fleet_spec is not None:
+        if not fleet_spec.endswith(".json"):
+            msg = (
+                f"with --model, --fleet is a fleet.json, not {fleet_spec!r}; leave it out "
+                "to plan for all devices of the model.json"
+            )
+            raise ConfigError(msg)
         fleet = read_document(Path(fleet_spec), Fleet)
         profile = select_devices(profile, [d.device_id for d in fleet.devices])
     return solve(profile, Workload(global_batch_size=global_batch_size)), profile

@@ -6,6 +6,7 @@ file that holds a bad value cannot become an object.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -35,10 +36,52 @@ def decode_document(data: bytes | str, kind: type[T], source: str = "document") 
         ConfigError: If it is not JSON, or not such a dataclass.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        document = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:  # ValidationError is one of them
         msg = f"{source} is not a valid {kind.__name__}: {error}; write it anew"
         raise ConfigError(msg) from error
+    except ConfigError as error:  # what the dataclass itself finds wrong
+        msg = f"{source} is not a valid {kind.__name__}: {error}"
+        raise ConfigError(msg) from error
+    _check_version(document, source)
+    if unknown := _find_unknown(msgspec.json.decode(data), msgspec.to_builtins(document)):
+        msg = (
+            f"{source} has {unknown}, which a {kind.__name__} does not know; correct the "
+            "name or take it out"
+        )
+        raise ConfigError(msg)
+    return document
+
+
+def _check_version(document: object, source: str) -> None:
+    if not dataclasses.is_dataclass(document):
+        return
+    for field in dataclasses.fields(document):
+        found = getattr(document, field.name)
+        if field.name == "schema_version" and found != field.default:
+            msg = (
+                f"{source} has schema_version={found}, but this geartrain reads "
+                f"{field.default}; write it anew with this version"
+            )
+            raise ConfigError(msg)
+
+
+def _find_unknown(raw: Any, known: Any, where: str = "$") -> str | None:  # Any: JSON
+    """Find a name in JSON that decoding passed over: in a file edited by hand, a typo."""
+    if isinstance(raw, dict) and isinstance(known, dict):
+        pairs = [(f"{where}.{key}", value, known.get(key)) for key, value in raw.items()]
+        for key in raw:
+            if key not in known:
+                return f"{where}.{key}"
+    elif isinstance(raw, list) and isinstance(known, list | tuple):
+        pairs = [
+            (f"{where}[{index}]", *pair)
+            for index, pair in enumerate(zip(raw, known, strict=True))
+        ]
+    else:
+        return None
+    found = (_find_unknown(value, other, path) for path, value, other in pairs)
+    return next((path for path in found if path is not None), None)
 
 
 def read_document(path: Path, kind: type[T]) -> T:
