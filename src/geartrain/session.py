@@ -274,6 +274,13 @@ class Session:
         """
         from geartrain.data.loader import LoaderConfig, ShareLoader  # noqa: PLC0415
 
+        config = LoaderConfig(
+            global_batch_size=global_batch_size,
+            seed=self.seed if seed is None else seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            prefetch=self.device.type != "cpu" if prefetch is None else prefetch,
+        )
         if global_batch_size < self.world_size:
             msg = (
                 f"global_batch_size={global_batch_size} is smaller than the number of "
@@ -283,13 +290,7 @@ class Session:
         index = len(self._loaders)
         loader = ShareLoader(
             dataset,
-            config=LoaderConfig(
-                global_batch_size=global_batch_size,
-                seed=self.seed if seed is None else seed,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                prefetch=self.device.type != "cpu" if prefetch is None else prefetch,
-            ),
+            config=config,
             assignment=lambda: self._trained().assign(self._loaders[index]),
             device=self.device,
             collate_fn=collate_fn,
@@ -346,6 +347,16 @@ class Session:
             msg = f"reduction={reduction!r} must be 'mean' or 'sum', as the loss was made"
             raise ConfigError(msg)
         output: object = loss
+        if not isinstance(output, torch.Tensor):
+            msg = f"backward() got {type(loss).__name__}; expected the loss as a tensor"
+            raise ConfigError(msg)
+        if loss.dim() == 0 and count is None:
+            msg = (
+                "backward() got a scalar, so its weight is unknown; give it unreduced "
+                "losses (reduction='none'), or say backward(loss, count=n) for a mean over "
+                "n samples or tokens"
+            )
+            raise ConfigError(msg)
         if loss.dim() == 0 and count is not None and reduction == "sum":
             output = (loss, count)
         self._trained().backward(read_loss(output, count))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import geartrain as gt
@@ -188,3 +189,74 @@ def test_two_sessions_in_one_process_train_two_models() -> None:
 
     assert first == second
     assert first[0] != first[1]
+
+
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), F.cross_entropy])
+def test_a_loss_of_torch_as_it_stands(criterion: Any) -> None:
+    model = Mlp()
+
+    with pytest.raises(
+        ConfigError, match=r"takes \(output, target\).*lambda output, batch"
+    ):
+        gt.Session().setup(model, make_sgd(model), loss_fn=criterion)
+
+
+def test_model_and_optimizer_in_the_wrong_order() -> None:
+    model: Any = Mlp()
+
+    with pytest.raises(ConfigError, match=r"got model=SGD, expected.*Module"):
+        gt.Session().setup(make_sgd(model), model)  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_grad_norm": -1.0}, r"max_grad_norm=-1\.0 must be > 0"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 must be >= 1"),
+        ({"count_fn": 3}, "count_fn=3 must be a function"),
+    ],
+)
+def test_an_option_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ready(**options)
+
+
+def test_a_global_batch_that_is_no_whole_number() -> None:
+    with pytest.raises(ConfigError, match=r"global_batch_size=12\.0 must be a whole"):
+        gt.Session().setup_dataloader(
+            DATA,
+            global_batch_size=12.0,  # type: ignore[arg-type]  # what is tested
+        )
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.zeros(()), r"backward\(\) got a scalar.*count=n"),
+        (0.5, r"backward\(\) got float"),
+    ],
+)
+def test_backward_of_what_is_no_unreduced_loss(loss: Any, message: str) -> None:
+    session, _ = ready()
+    batch = next(iter(session.setup_dataloader(DATA, global_batch_size=BATCH)))
+
+    for _ in session.micro_batches(batch):
+        with pytest.raises(ConfigError, match=message):
+            session.backward(loss)
+        break
+
+
+def test_evaluation_with_a_loader_of_torch() -> None:
+    session, _ = ready()
+    loader: Any = torch.utils.data.DataLoader(DATA, batch_size=2)
+
+    with pytest.raises(ConfigError, match=r"evaluate\(\) got a DataLoader"):
+        session.evaluate(loader, lambda output, batch: {})
+
+
+def test_a_metric_that_is_a_mean() -> None:
+    session, _ = ready()
+    loader = session.setup_dataloader(DATA, global_batch_size=BATCH)
+
+    with pytest.raises(ConfigError, match=r"metric_fn returned 'loss' as Tensor"):
+        session.evaluate(loader, lambda output, batch: {"loss": output.mean()})

@@ -37,6 +37,14 @@ class LoaderConfig:
     prefetch: bool = True
     """Fetch the next step's share on a thread; what is fetched is the same."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.global_batch_size, int):
+            msg = (
+                f"global_batch_size={self.global_batch_size!r} must be a whole number of "
+                "samples"
+            )
+            raise ConfigError(msg)
+
 
 class ShareLoader:
     """Iterates over global batches and yields this rank's share of each.

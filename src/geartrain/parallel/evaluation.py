@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geartrain.data.batch_split import batch_size_of, slice_batch
+from geartrain.data.loader import ShareLoader
 from geartrain.errors import ConfigError
 from geartrain.parallel.loss_terms import Count
 from geartrain.parallel.micro_batches import split_share
 
 if TYPE_CHECKING:
-    from geartrain.data.loader import ShareLoader
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.trainer import Trainer
 
@@ -33,6 +33,13 @@ def evaluate(
     Raises:
         ConfigError: If metric_fn returns something else than pairs (sum, count).
     """
+    given: object = loader
+    if not isinstance(given, ShareLoader):
+        msg = (
+            f"evaluate() got a {type(given).__name__}, of which every device would see "
+            "all samples; give it a loader from session.setup_dataloader(...)"
+        )
+        raise ConfigError(msg)
     totals: dict[str, list[float]] = {}
     were_training = [(module, module.training) for module in trainer.model.modules()]
     trainer.sync_buffers()
@@ -88,13 +95,18 @@ def _add_share(
 
 
 def _check_metrics(metrics: object) -> Mapping[str, tuple[Any, Count]]:
-    if isinstance(metrics, Mapping) and all(
-        isinstance(pair, tuple) and len(pair) == 2  # noqa: PLR2004 - a pair
-        for pair in metrics.values()
-    ):
-        return metrics
+    seen = type(metrics).__name__
+    if isinstance(metrics, Mapping):
+        strange = [
+            f"{name!r} as {type(pair).__name__}"
+            for name, pair in metrics.items()
+            if not (isinstance(pair, tuple) and len(pair) == 2)  # noqa: PLR2004 - a pair
+        ]
+        if not strange:
+            return metrics
+        seen = ", ".join(strange)
     msg = (
-        f"metric_fn returned {type(metrics).__name__}; expected a mapping of names to "
+        f"metric_fn returned {seen}; expected a mapping of names to "
         "pairs (sum, count), such as {'accuracy': (num_right, num_samples)}"
     )
     raise ConfigError(msg)
