@@ -11,7 +11,7 @@ import torch
 
 import geartrain as gt
 from geartrain.planner import Plan
-from geartrain.telemetry import RunLogReader
+from geartrain.telemetry import RunLogReader, read_document
 from local_ranks import run_ranks
 from small_models import mean_cross_entropy
 from training_jobs import (

@@ -30,7 +30,7 @@ class RunFiles:
 
 
 def read_plan(run_dir: Path) -> Plan | None:
-    """The run's first plan, if it has got that far."""
+    """The run's newest plan, if it has got that far."""
     path = run_dir / "plan.json"
     return read_document(path, Plan) if path.exists() else None
 

@@ -150,7 +150,7 @@ def summarise(
     Args:
         records: StepRecords, one a device a step, in any order.
         events: What happened meanwhile.
-        plan: The first plan; says the bound where no event does.
+        plan: The run's plan; says the bound where no event does.
         num_warm_up_steps: Steps left out of rates and fractions, unless the run has
             no others.
     """

@@ -111,7 +111,7 @@ class PlanKeeper:
             ConfigError: If it does not fit.
         """
         self.check_pinned(plan)
-        self.plan = plan
+        self._take(plan)
         self._corrector = None
         self.settings = replace(self.settings, corrects=False)
 
@@ -134,7 +134,7 @@ class PlanKeeper:
         profile = self.profile
         if self._corrector is not None:
             profile = scale_profile(profile, self._corrector.factors)
-        self.plan = solve(profile, workload)
+        self._take(solve(profile, workload))
         if self._corrector is not None:
             self._corrector = replace(self._corrector, workload=workload, plan=self.plan)
 
@@ -213,7 +213,7 @@ class PlanKeeper:
                 step_index, event.kind, event.message, event.device_id, event.values
             )
         if decision.new_plan is not None:
-            self.plan = decision.new_plan
+            self._take(decision.new_plan)
 
     def _calibrate(self, step_index: int, figures: Sequence[RankFigures]) -> None:
         """Replace declared speeds by those of a step; all ranks see the same figures."""
@@ -233,8 +233,16 @@ class PlanKeeper:
             for device_id, figure in zip(self.device_ids, figures, strict=True)
         }
         self.profile = scale_profile(self.profile, factors)
-        self.plan = solve(self.profile, self.settings.workload)
+        self._take(solve(self.profile, self.settings.workload))
+        values = {
+            "predicted_step_s": self.plan.predicted_step_s,
+            "bound_step_s": self.plan.bound_step_s,
+        }
         self.recorder.add_event(
-            step_index, "replanned", "planned by the first steps' speeds"
+            step_index, "replanned", "planned by the first steps' speeds", values=values
         )
         self._start()
+
+    def _take(self, plan: Plan) -> None:
+        self.plan = plan
+        self.recorder.write_plan(plan)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from geartrain.telemetry import RunEvent, RunLogWriter, StepRecord
+from geartrain.errors import ConfigError
+from geartrain.telemetry import RunEvent, RunLogWriter, StepRecord, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from geartrain.parallel.trailer import RankFigures
+    from geartrain.planner import Plan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,15 @@ class RunRecorder:
             values=values or {},
         )
         self._writer.add_event(event)
+
+    def write_plan(self, plan: Plan) -> None:
+        """Keep ``plan.json`` the plan in force, so that it can be given to a later run."""
+        if self._writer is None or self.run_dir is None:
+            return
+        try:
+            write_document(self.run_dir / "plan.json", plan)
+        except ConfigError as error:  # a full disk does not end the training
+            logger.warning("the new plan is carried out but not recorded: %s", error)
 
     def flush(self, waits_s: Sequence[float]) -> None:
         """Write the last step, whose waits were gathered separately."""
