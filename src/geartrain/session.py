@@ -202,7 +202,8 @@ class Session:
             invariant_dropout: Dropout masks depend on (seed, step, layer, sample), so
                 that another plan leaves the loss curve unchanged.
             precision: Autocast dtype; fp16 scales the loss, alike on all ranks.
-            micro_batch_size: Fixes it on every device instead of planning it.
+            micro_batch_size: The largest on any device; a plan takes smaller ones where
+                they are faster. To fix them, give a plan.
             overlap: Send gradients while the last micro-batch's backward runs.
             total_steps: For the display's estimate of the time left.
 
