@@ -38,11 +38,9 @@ class LoaderConfig:
     """Fetch the next step's share on a thread; what is fetched is the same."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.global_batch_size, int):
-            msg = (
-                f"global_batch_size={self.global_batch_size!r} must be a whole number of "
-                "samples"
-            )
+        size: object = self.global_batch_size  # whatever an untyped script passes
+        if not isinstance(size, int):
+            msg = f"global_batch_size={size!r} must be a whole number of samples"
             raise ConfigError(msg)
 
 
