@@ -6,7 +6,7 @@ import pytest
 
 from geartrain.errors import ConfigError
 from geartrain.planner import MemoryCurve, Plan, Replica, Stage, fit_curve
-from geartrain.planner.pinned_plan import check_plan
+from geartrain.planner.pinned_plan import check_plan, without_tail
 
 
 def make_plan(left_out: tuple[str, ...] = ("d:2",)) -> Plan:
@@ -62,3 +62,31 @@ def test_a_plan_of_two_stages_is_refused() -> None:
     plan = dataclasses.replace(plan, stages=plan.stages * 2)
     with pytest.raises(ConfigError, match="2 stages"):
         check_plan(plan, ["d:0", "d:1", "d:2"])
+
+
+def test_a_tail_is_handed_out_in_proportion_to_the_shares() -> None:
+    shares = {"d:0": (6, 4), "d:1": (2, 1), "d:2": (0, 1)}
+    replicas = tuple(
+        Replica(
+            device_id=device_id,
+            share=share,
+            micro_batch_size=size,
+            num_micro_batches=-(-share // size),
+        )
+        for device_id, (share, size) in shares.items()
+    )
+    plan = Plan(
+        global_batch_size=12,
+        stages=(Stage(stage_index=0, replicas=replicas),),
+        tail_samples=4,
+    )
+
+    whole = without_tail(plan)
+
+    assert [(r.share, r.num_micro_batches) for r in whole.replicas] == [
+        (9, 3),
+        (3, 3),
+        (0, 0),
+    ]
+    assert whole.tail_samples == 0
+    assert without_tail(whole) == whole

@@ -146,11 +146,20 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(
         run_ranks(train_on, 3, first, second)
 
 
-def test_a_given_plan_with_a_shared_tail_is_refused() -> None:
-    plan = Plan(global_batch_size=12, stages=plan_of([4, 4]).stages, tail_samples=4)
+def shares_of_a_plan_with_a_tail(rank: int, world_size: int) -> Any:
+    stages = plan_of([6, 2]).stages
+    session = gt.Session(plan=Plan(global_batch_size=12, stages=stages, tail_samples=4))
+    model = JOB.model()
+    session.setup(model, make_sgd(model), loss_fn=mean_cross_entropy)
+    loader = session.setup_dataloader(JOB.data(), global_batch_size=12)
+    batch = next(iter(loader))
+    session.step(batch)
+    session.close()
+    return len(batch[0])
 
-    with pytest.raises(ConfigError, match=r"tail_samples=4.*--tail-fraction 0"):
-        run_ranks(train_on, 2, plan, None)
+
+def test_a_given_plan_hands_its_tail_out_in_advance() -> None:
+    assert run_ranks(shares_of_a_plan_with_a_tail, 2) == [9, 3]
 
 
 def apply_uneven_counts(rank: int, world_size: int) -> None:

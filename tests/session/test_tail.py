@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from geartrain.errors import ConfigError
+from geartrain.parallel import planning
 from local_ranks import run_ranks
 from small_models import (
     Gpt,
@@ -126,25 +127,91 @@ def test_a_session_that_loads_an_earlier_state_shares_its_tails_anew(
 
 
 def transform_the_batch(
-    rank: int, world_size: int, folder: Path, deterministic: bool
+    rank: int,
+    world_size: int,
+    folder: Path,
+    deterministic: bool,
+    tail_fraction: float | None,
+    factor: int,
 ) -> int:
+    planning.AUTOMATIC_TAIL_FRACTION = 0.25  # ends with the rank; the batch is small
     job = job_of(False)
     session = worker_session(
-        rank, world_size, folder, deterministic=deterministic, tail_fraction=0.25
+        rank, world_size, folder, deterministic=deterministic, tail_fraction=tail_fraction
     )
     model = job.model()
-    session.setup(model, make_sgd(model), loss_fn=mean_cross_entropy)
+    # Slow enough for both ranks to be worth their exchange.
+    session.setup(
+        model, make_sgd(model), loss_fn=mean_cross_entropy, forward_fn=Recorder(2e-3)
+    )
     loader = session.setup_dataloader(job.data(), global_batch_size=SIZE)
     for inputs, targets in loader:
-        session.step((inputs * 2, targets))
+        batch = loader.last_batch if factor == 1 else (inputs * factor, targets)
+        session.step(batch)
     assert session.current_plan is not None
     return session.current_plan.tail_samples
 
 
 def test_a_batch_transformed_by_the_user_cannot_have_a_tail(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="transform in the dataset or collate_fn"):
-        run_ranks(transform_the_batch, 2, tmp_path, False)
+        run_ranks(transform_the_batch, 2, tmp_path, False, 0.25, 2)
 
 
 def test_deterministic_runs_share_no_tail(tmp_path: Path) -> None:
-    assert run_ranks(transform_the_batch, 2, tmp_path, True) == [0, 0]
+    assert run_ranks(transform_the_batch, 2, tmp_path, True, 0.25, 2) == [0, 0]
+    assert run_ranks(transform_the_batch, 2, tmp_path, True, None, 1) == [0, 0]
+
+
+def test_a_tail_is_shared_by_default_unless_the_script_changes_batches(
+    tmp_path: Path,
+) -> None:
+    assert run_ranks(transform_the_batch, 2, tmp_path, False, None, 1) == [6, 6]
+    assert run_ranks(transform_the_batch, 2, tmp_path, False, None, 2) == [0, 0]
+
+
+def switch_tails(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
+    job = job_of(False)
+    session = worker_session(rank, world_size, folder, tail_fraction=0.0)
+    model = job.model()
+    session.setup(model, make_sgd(model), loss_fn=mean_cross_entropy)
+    loader = session.setup_dataloader(job.data(), global_batch_size=SIZE)
+    with pytest.raises(ConfigError, match="before the first batch"):
+        session.share_tail(0.25)
+    losses: list[float] = []
+    tails: list[int] = []
+    while len(losses) < job.num_steps:
+        for batch in loader:
+            losses.append(session.step(batch))
+            session.share_tail((0.25, 0.5, 0.0)[len(losses) % 3])
+            assert session.current_plan is not None
+            tails.append(session.current_plan.tail_samples)
+            if len(losses) == job.num_steps:
+                break
+    with pytest.raises(ConfigError, match="must lie in"):
+        session.share_tail(1.0)
+    session.close()
+    return {"losses": losses, "tails": tails}
+
+
+def test_a_tail_may_be_switched_on_and_off_and_the_losses_are_the_same(
+    tmp_path: Path,
+) -> None:
+    results = run_ranks(switch_tails, 2, tmp_path)
+
+    expected = train_plainly(job_of(False)).losses
+    assert largest_difference(results[0]["losses"], expected) <= 1e-10
+    assert results[0]["tails"][:3] == [12, 0, 6]
+
+
+def share_where_nothing_may_be_shared(rank: int, world_size: int, folder: Path) -> None:
+    job = job_of(False)
+    session = worker_session(rank, world_size, folder, deterministic=True)
+    model = job.model()
+    session.setup(model, make_sgd(model), loss_fn=mean_cross_entropy)
+    session.step(next(iter(session.setup_dataloader(job.data(), global_batch_size=SIZE))))
+    session.share_tail(0.5)
+
+
+def test_a_deterministic_run_refuses_a_tail(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="12 samples can't be shared"):
+        run_ranks(share_where_nothing_may_be_shared, 2, tmp_path)

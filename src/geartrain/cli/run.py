@@ -65,9 +65,8 @@ PRELOAD = ("torch", "geartrain.session")
 @click.option(
     "--tail-fraction",
     type=float,
-    default=0.0,
-    show_default=True,
-    help="Part of each global batch that whoever is free computes.",
+    help="Part of each global batch that whoever is free computes; by default a "
+    "twentieth, where small micro-batches cost little.",
 )
 @click.option(
     "--emulate-schedule",

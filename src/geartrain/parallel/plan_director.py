@@ -14,6 +14,7 @@ from geartrain.errors import ConfigError
 from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
 from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
 from geartrain.parallel.saved_state import TrainState, send_state
+from geartrain.planner.pinned_plan import without_tail
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
@@ -121,10 +122,13 @@ class PlanDirector:
         """Use the plan of another loader's global batches."""
         self._use(self._keepers[loader.config.global_batch_size])
 
-    def observe(self, step_index: int, figures: Sequence[RankFigures]) -> None:
+    def observe(
+        self, step_index: int, figures: Sequence[RankFigures], *, can_share_tail: bool
+    ) -> None:
         """Take in a step of the plan in force, which may change it for the next one."""
         if self._keeper is not None:
             self._keeper.observe(step_index, figures)
+            self._keeper.settle_tail(is_possible=can_share_tail)
             self._use(self._keeper)
 
     def expectation(self, sizes: Sequence[int], step_index: int) -> tuple[float, float]:
@@ -154,6 +158,7 @@ class PlanDirector:
                 f"{known}); iterate the loader once, then apply a plan"
             )
             raise ConfigError(msg)
+        plan = without_tail(plan)
         keeper.check_pinned(plan)
         check_agreement(self.place.groups, plan)
         self._next_plan = plan

@@ -21,9 +21,13 @@ from geartrain.parallel.model_measurement import (
     MeasurementSettings,
     measure_curve,
 )
-from geartrain.parallel.plan_keeper import KeeperSettings, PlanKeeper
+from geartrain.parallel.plan_keeper import (
+    KeeperSettings,
+    PlanKeeper,
+)
 from geartrain.parallel.sample_context import SampleContext, use_sample_context
 from geartrain.planner import ComputeCurve, ModelProfile, Plan, Workload
+from geartrain.planner.pinned_plan import without_tail
 from geartrain.planner.solver import solve
 from geartrain.telemetry import write_document
 from geartrain.units import format_seconds
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
 
 DECLARED_MICRO_BATCH_SIZE = 8
 """Where nothing may be measured and the user fixed no size."""
+
+AUTOMATIC_TAIL_FRACTION = 0.05
+"""Of the global batch: the largest that ``geartrain bench tail`` found to cost nothing."""
 
 _OPTIMIZER_COPIES = 2
 """Adam's two moments; what an optimizer really keeps is not known before a step."""
@@ -76,6 +83,8 @@ def make_keeper(request: PlanningRequest) -> PlanKeeper:
     """
     profile = request.profile or _make_profile(request)
     pinned = request.settings.pinned_plan
+    if pinned is not None:
+        pinned = without_tail(pinned)
     keeper = PlanKeeper(
         profile=profile,
         plan=pinned or _make_plan(request, profile),
@@ -153,7 +162,7 @@ def _make_plan(request: PlanningRequest, profile: ModelProfile) -> Plan:
 def _workload(request: PlanningRequest) -> Workload:
     size = request.loader.config.global_batch_size
     deterministic = request.settings.deterministic
-    fraction = request.spec.tail_fraction if request.spec is not None else 0.0
+    fraction = (request.spec.tail_fraction if request.spec is not None else 0.0) or 0.0
     has_tail = not deterministic and not request.settings.sync_batchnorm
     return Workload(
         global_batch_size=size,
@@ -179,11 +188,14 @@ def _capped(profile: ModelProfile, micro_batch_size: int | None) -> ModelProfile
 def _keeper_settings(request: PlanningRequest) -> KeeperSettings:
     threshold = request.spec.replan_threshold if request.spec is not None else 0.15
     is_fixed = request.settings.deterministic or request.settings.pinned_plan is not None
+    size = request.loader.config.global_batch_size
+    is_automatic = request.spec is not None and request.spec.tail_fraction is None
     return KeeperSettings(
         workload=_workload(request),
         replan_threshold=threshold,
         corrects=not is_fixed and request.place.world_size > 1,
         is_declared=not request.is_measurable and request.profile is None,
+        automatic_tail_samples=round(size * AUTOMATIC_TAIL_FRACTION) if is_automatic else 0,
     )
 
 

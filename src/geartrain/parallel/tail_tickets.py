@@ -97,7 +97,9 @@ class TailTickets:
 
     def take_size(self, left: int) -> int:
         """How many samples to ask for when that many are left."""
-        guided = math.ceil(left * self.pace.fraction / 2)
+        # Its whole part, not half of it: ranks come nearly at once, and small
+        # micro-batches cost more a sample.
+        guided = math.ceil(left * self.pace.fraction)
         return max(1, min(guided, self.largest_take))
 
     def forget_old(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from geartrain.errors import ConfigError
 from geartrain.planner.curve_fit import largest_micro_batch_size
@@ -47,6 +48,32 @@ def check_plan(
         replica = plan.replica_of(curve.device_id)
         if replica is not None and replica.share:
             _check_memory(replica, curve)
+
+
+def without_tail(plan: Plan) -> Plan:
+    """The same plan with its tail handed out in advance, in proportion to the shares.
+
+    A given plan is carried out alike each time, so nobody takes samples on the fly.
+    """
+    shares = [replica.share for replica in plan.replicas]
+    if not plan.tail_samples or not any(shares):
+        return plan
+    grown = list(shares)
+    for _ in range(plan.tail_samples):
+        behind = min(
+            (i for i, share in enumerate(shares) if share),
+            key=lambda i: (grown[i] + 1) / shares[i],
+        )
+        grown[behind] += 1
+    replicas = tuple(
+        replace(
+            replica, share=share, num_micro_batches=-(-share // replica.micro_batch_size)
+        )
+        for replica, share in zip(plan.replicas, grown, strict=True)
+    )
+    return replace(
+        plan, stages=(replace(plan.stages[0], replicas=replicas),), tail_samples=0
+    )
 
 
 def _check_form(plan: Plan) -> None:
