@@ -48,3 +48,13 @@ def test_this_host_has_a_name_a_cpu_and_memory() -> None:
     assert all(cpu_name())
     assert cpu_name("")[0]
     assert host_memory_bytes() > 2**28
+
+
+def test_the_quota_of_an_emulated_device_says_nothing_about_its_host(tmp_path: Path) -> None:
+    group = tmp_path / "jobs" / "geartrain-12-345" / "emulated-0"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("2000 20000")
+
+    cores = cores_present(tmp_path, "0::/jobs/geartrain-12-345/emulated-0")
+
+    assert cores == len(os.sched_getaffinity(0))

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_EMULATION_PREFIX = "geartrain-"
+"""Of the groups of emulated fleets, see ``emulation.owner``."""
 
 
 def node_id() -> str:
@@ -75,8 +77,15 @@ def _quotas(root: Path, own_cgroups: str) -> list[float]:
 
 
 def _up(mount: Path, path: str) -> list[Path]:
-    """Return a cgroup's directory and those above it: each may set a quota."""
-    relative = Path(path.lstrip("/"))
+    """Return a cgroup's directory and those above it: each may set a quota.
+
+    What emulation made is left out: a worker's own share says nothing about its host.
+    """
+    relative = Path()
+    for part in Path(path.lstrip("/")).parts:
+        if part.startswith(_EMULATION_PREFIX):
+            break
+        relative /= part
     return [mount / part for part in (relative, *relative.parents)]
 
 
