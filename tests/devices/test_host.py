@@ -50,7 +50,7 @@ def test_this_host_has_a_name_a_cpu_and_memory() -> None:
     assert host_memory_bytes() > 2**28
 
 
-def test_the_quota_of_an_emulated_device_says_nothing_about_its_host(tmp_path: Path) -> None:
+def test_an_emulated_devices_quota_is_not_its_hosts(tmp_path: Path) -> None:
     group = tmp_path / "jobs" / "geartrain-12-345" / "emulated-0"
     group.mkdir(parents=True)
     (group / "cpu.max").write_text("2000 20000")

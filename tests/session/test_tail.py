@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from geartrain.errors import ConfigError
-from geartrain.parallel import planning
 from local_ranks import run_ranks
 from small_models import (
     Gpt,
@@ -131,10 +130,9 @@ def transform_the_batch(
     world_size: int,
     folder: Path,
     deterministic: bool,
-    tail_fraction: float | None,
+    tail_fraction: float,
     factor: int,
 ) -> int:
-    planning.AUTOMATIC_TAIL_FRACTION = 0.25  # ends with the rank; the batch is small
     job = job_of(False)
     session = worker_session(
         rank, world_size, folder, deterministic=deterministic, tail_fraction=tail_fraction
@@ -159,14 +157,11 @@ def test_a_batch_transformed_by_the_user_cannot_have_a_tail(tmp_path: Path) -> N
 
 def test_deterministic_runs_share_no_tail(tmp_path: Path) -> None:
     assert run_ranks(transform_the_batch, 2, tmp_path, True, 0.25, 2) == [0, 0]
-    assert run_ranks(transform_the_batch, 2, tmp_path, True, None, 1) == [0, 0]
 
 
-def test_a_tail_is_shared_by_default_unless_the_script_changes_batches(
-    tmp_path: Path,
-) -> None:
-    assert run_ranks(transform_the_batch, 2, tmp_path, False, None, 1) == [6, 6]
-    assert run_ranks(transform_the_batch, 2, tmp_path, False, None, 2) == [0, 0]
+def test_no_tail_is_shared_unless_asked_for(tmp_path: Path) -> None:
+    assert run_ranks(transform_the_batch, 2, tmp_path, False, 0.0, 2) == [0, 0]
+    assert run_ranks(transform_the_batch, 2, tmp_path, False, 0.25, 1) == [6, 6]
 
 
 def switch_tails(rank: int, world_size: int, folder: Path) -> dict[str, Any]:

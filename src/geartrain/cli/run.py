@@ -65,8 +65,9 @@ PRELOAD = ("torch", "geartrain.session")
 @click.option(
     "--tail-fraction",
     type=float,
-    help="Part of each global batch that whoever is free computes; by default a "
-    "twentieth, where small micro-batches cost little.",
+    default=0.0,
+    show_default=True,
+    help="Part of each global batch that whoever is free computes.",
 )
 @click.option(
     "--emulate-schedule",

@@ -31,8 +31,7 @@ class LaunchSettings:
     plan_path: Path | None = None
     deterministic: bool = False
     replan_threshold: float = 0.15
-    tail_fraction: float | None = None
-    """None leaves it to the session."""
+    tail_fraction: float = 0.0
     schedule_path: Path | None = None
     """CSV of core fractions over time, for emulated devices."""
     preload: tuple[str, ...] = ()
@@ -52,7 +51,7 @@ class LaunchSettings:
                 "0.15 re-plans on changes of 15 %"
             )
             raise ConfigError(msg)
-        if self.tail_fraction is not None and not 0 <= self.tail_fraction < 1:
+        if not 0 <= self.tail_fraction < 1:
             msg = f"tail_fraction={self.tail_fraction} must lie in 0..1, 1 left out"
             raise ConfigError(msg)
         if self.plan_path is not None and not self.plan_path.is_file():

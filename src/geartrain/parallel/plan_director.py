@@ -122,13 +122,10 @@ class PlanDirector:
         """Use the plan of another loader's global batches."""
         self._use(self._keepers[loader.config.global_batch_size])
 
-    def observe(
-        self, step_index: int, figures: Sequence[RankFigures], *, can_share_tail: bool
-    ) -> None:
+    def observe(self, step_index: int, figures: Sequence[RankFigures]) -> None:
         """Take in a step of the plan in force, which may change it for the next one."""
         if self._keeper is not None:
             self._keeper.observe(step_index, figures)
-            self._keeper.settle_tail(is_possible=can_share_tail)
             self._use(self._keeper)
 
     def expectation(self, sizes: Sequence[int], step_index: int) -> tuple[float, float]:

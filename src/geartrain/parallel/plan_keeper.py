@@ -23,7 +23,7 @@ from geartrain.planner.correction import (
     observe,
     start_correction,
 )
-from geartrain.planner.curve_fit import best_samples_per_s, predict_s, samples_per_s
+from geartrain.planner.curve_fit import best_samples_per_s, predict_s
 from geartrain.planner.pinned_plan import check_plan
 from geartrain.planner.prediction import scale_profile
 from geartrain.planner.solver import solve
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
 _CALIBRATING_STEP = 2
 """Without a measured profile rates are read off this step: the first one warms up."""
-
-_LEAST_TAIL_PER_DEVICE = 2
-"""Samples; so few do not even out what the last ones take on a slow device."""
-
-_LEAST_TAKE_EFFICIENCY = 0.5
-"""A tail is taken in small micro-batches; on devices that are slower in these than this
-part of their best speed (GPUs), it costs more than it gains."""
 
 _PROBE_EVERY_STEPS = 20
 """How often a left-out device shows how fast it is now."""
@@ -53,8 +46,6 @@ class KeeperSettings:
     workload: Workload
     replan_threshold: float = 0.15
     corrects: bool = True
-    automatic_tail_samples: int = 0
-    """Tail that is shared from the second step on, where it is cheap and possible."""
     is_declared: bool = False
     """The profile was declared, not measured: calibrate it from the first steps."""
 
@@ -71,7 +62,6 @@ class PlanKeeper:
     probe: Callable[[int], float]
     _corrector: CorrectionState | None = field(init=False, default=None)
     _num_seen: int = 0
-    _is_tail_settled: bool = False
 
     def __post_init__(self) -> None:
         if self.settings.corrects and not self.settings.is_declared:
@@ -139,7 +129,6 @@ class PlanKeeper:
                 "without these, or without a tail"
             )
             raise ConfigError(msg)
-        self._is_tail_settled = True
         workload = replace(self.settings.workload, tail_samples=num_samples)
         self.settings = replace(self.settings, workload=workload)
         profile = self.profile
@@ -148,29 +137,6 @@ class PlanKeeper:
         self._take(solve(profile, workload))
         if self._corrector is not None:
             self._corrector = replace(self._corrector, workload=workload, plan=self.plan)
-
-    def settle_tail(self, *, is_possible: bool) -> None:
-        """After the first step that says so, share a tail where that is possible and cheap.
-
-        Args:
-            is_possible: Whether the step could have shared one, alike on all ranks.
-        """
-        if self._is_tail_settled or self._corrector is None:
-            return
-        self._is_tail_settled = True
-        num_samples = self.settings.automatic_tail_samples
-        is_uniform = self.settings.workload.uniform_micro_batches
-        if is_possible and not is_uniform and self._is_worth_sharing(num_samples):
-            self.share_tail(num_samples)
-
-    def _is_worth_sharing(self, num_samples: int) -> bool:
-        curves = [self.profile.curves[rank] for rank in self.member_ranks]
-        if len(curves) < 2 or num_samples < _LEAST_TAIL_PER_DEVICE * len(curves):  # noqa: PLR2004
-            return False  # nobody to share with, or too little
-        return all(
-            samples_per_s(curve, 1) > _LEAST_TAKE_EFFICIENCY * best_samples_per_s(curve)
-            for curve in curves
-        )
 
     def check_pinned(self, plan: Plan) -> None:
         """Check that a given plan can be carried out as it stands.

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 DECLARED_MICRO_BATCH_SIZE = 8
 """Where nothing may be measured and the user fixed no size."""
 
-AUTOMATIC_TAIL_FRACTION = 0.05
-"""Of the global batch: in ``geartrain bench tail`` no cost was seen on steady devices."""
-
 _OPTIMIZER_COPIES = 2
 """Adam's two moments; what an optimizer really keeps is not known before a step."""
 
@@ -162,7 +159,7 @@ def _make_plan(request: PlanningRequest, profile: ModelProfile) -> Plan:
 def _workload(request: PlanningRequest) -> Workload:
     size = request.loader.config.global_batch_size
     deterministic = request.settings.deterministic
-    fraction = (request.spec.tail_fraction if request.spec is not None else 0.0) or 0.0
+    fraction = request.spec.tail_fraction if request.spec is not None else 0.0
     has_tail = not deterministic and not request.settings.sync_batchnorm
     return Workload(
         global_batch_size=size,
@@ -173,7 +170,7 @@ def _workload(request: PlanningRequest) -> Workload:
 
 
 def _capped(profile: ModelProfile, micro_batch_size: int | None) -> ModelProfile:
-    """Hold every device to the micro-batch size that the user fixed."""
+    """Hold every device to micro-batches no larger than the user said."""
     if micro_batch_size is None:
         return profile
     curves = tuple(
@@ -188,14 +185,11 @@ def _capped(profile: ModelProfile, micro_batch_size: int | None) -> ModelProfile
 def _keeper_settings(request: PlanningRequest) -> KeeperSettings:
     threshold = request.spec.replan_threshold if request.spec is not None else 0.15
     is_fixed = request.settings.deterministic or request.settings.pinned_plan is not None
-    size = request.loader.config.global_batch_size
-    is_automatic = request.spec is not None and request.spec.tail_fraction is None
     return KeeperSettings(
         workload=_workload(request),
         replan_threshold=threshold,
         corrects=not is_fixed and request.place.world_size > 1,
         is_declared=not request.is_measurable and request.profile is None,
-        automatic_tail_samples=round(size * AUTOMATIC_TAIL_FRACTION) if is_automatic else 0,
     )
 
 

@@ -76,7 +76,6 @@ class Trainer:
     _micro: MicroBatch | None = None
     _sizes: list[int] = field(default_factory=list)  # micro-batches of the open step
     _read_s: float = 0.0
-    _can_share_tail: bool = False
     _finished_at_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -222,8 +221,6 @@ class Trainer:
             is_own=batch is loader.last_batch,
         )
         known_counts = self._known_counts(batch, has_tail=tickets is not None)
-        # A tail would miss what the script changed; several counts are cheaper known.
-        self._can_share_tail = batch is loader.last_batch and known_counts is None
         self._engine.begin(loader.current.global_count, known_counts)
         replica = self.director.replica
         work = StepWork(
@@ -291,10 +288,7 @@ class Trainer:
         if outcome.trailer.stop_requested:
             self._stop()
         if self.active_loader is not None:
-            can_share_tail = self._can_share_tail
-            self.director.observe(
-                self.step_index, facts.figures, can_share_tail=can_share_tail
-            )
+            self.director.observe(self.step_index, facts.figures)
 
     def _step_scheduler(self, loss: float) -> None:
         scheduler = self.parts.lr_scheduler

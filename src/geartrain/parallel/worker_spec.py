@@ -38,9 +38,8 @@ class WorkerSpec:
     """Deadline of every wait for peers outside a step."""
     replan_threshold: float = 0.15
     """Change of a device's rate that triggers a re-plan."""
-    tail_fraction: float | None = None
-    """Part of the global batch left to whoever is free at the end of a step; None: from
-    the second step on, where small micro-batches cost little."""
+    tail_fraction: float = 0.0
+    """Part of the global batch left to whoever is free at the end of a step."""
     torch_threads: int | None = 1
     """Intra-op threads; None keeps torch's default."""
     schema_version: int = 1
