@@ -83,6 +83,10 @@ def active_counter() -> _CountStorages | None:
     return None
 
 
+class _UnknownSizeError(Exception):
+    """An argument whose operator can't be run without memory to see what it returns."""
+
+
 class _CountStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     supports_higher_order_operators = True
 
@@ -194,9 +198,9 @@ def _foresee_bytes(func: Any, args: Any, kwargs: Any) -> int:
         if not isinstance(value, torch.Tensor):
             return value
         if value.device.type != "cpu" or value.layout is not torch.strided:
-            raise NotImplementedError
+            raise _UnknownSizeError
         if type(value) not in {torch.Tensor, torch.nn.Parameter}:
-            raise NotImplementedError
+            raise _UnknownSizeError
         meta = torch.empty_strided(
             value.size(), value.stride(), dtype=value.dtype, device="meta"
         )
