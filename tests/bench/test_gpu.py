@@ -30,7 +30,7 @@ def test_machine_without_gpu_is_told_so_and_all_is_well() -> None:
 
 @pytest.mark.skipif(not has_gpu, reason="needs a CUDA or ROCm GPU")
 @pytest.mark.slow
-def test_gpu_is_exact_and_adds_little() -> None:
+def test_gpu_and_a_mixed_fleet_are_exact() -> None:
     result = run_gpu(lambda _text: None)
 
     assert float(str(result["gradient_error_mixed_float64"])) <= 1e-12

@@ -63,6 +63,10 @@ def _host_buffer(torch: Any) -> Any:
     buffer = torch.ones(_HOST_BYTES // 4)
     try:
         return buffer.pin_memory()
-    except (RuntimeError, NotImplementedError) as error:
-        logger.debug("host memory is not page-locked: %s", error)
+    except RuntimeError as error:  # NotImplementedError is one
+        logger.warning(
+            "host memory can't be page-locked (%s); the copy rates are those of ordinary "
+            "memory, which are lower",
+            error,
+        )
         return buffer
