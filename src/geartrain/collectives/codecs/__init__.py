@@ -1,0 +1,1 @@
+"""Lossy codes for slow links, decoded and added in float32."""

@@ -1,0 +1,1 @@
+"""All-reduce as scheduled: stages, chunks, transports."""

@@ -1,0 +1,1 @@
+"""Deadlines, silence and lost peers: told at once, decided elsewhere."""
