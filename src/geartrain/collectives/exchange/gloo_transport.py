@@ -1,0 +1,360 @@
+"""All stages of one epoch, each a Gloo group of its own, that end when told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from geartrain.collectives.exchange.gloo_group import (
+    GlooGroup,
+    TransportSettings,
+    build_group,
+)
+from geartrain.collectives.exchange.membership import Membership
+from geartrain.errors import CommunicationError, ConfigError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how an epoch goes."""
+
+    def failed(self, reason: str, waited_for: tuple[int, ...]) -> None:
+        """Hear of the first failure, before the sockets are cut.
+
+        Args:
+            reason: In words.
+            waited_for: Positions of the members that were waited for.
+        """
+
+    def progressed(self) -> None:
+        """Hear that a message or collective was done."""
+
+
+class GlooTransport:
+    """Satisfies ``Transport`` with a ``ProcessGroupGloo`` a stage.
+
+    Args:
+        store: Shared by all members; each group is built with a clone of it. Keys lie
+            under ``epoch/<n>/``.
+        membership: Of this epoch.
+        settings: Addresses and deadlines.
+        watcher: Told the first failure and all progress.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        membership: Membership,
+        settings: TransportSettings | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._settings = settings or TransportSettings()
+        self._watcher = watcher
+        self._changed = threading.Condition()
+        self._stages: dict[str, GlooStage] = {}
+        self._over: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Number of this membership."""
+        return self._membership.epoch
+
+    @property
+    def me(self) -> int:
+        """This process's position."""
+        return self._membership.me
+
+    @property
+    def num_members(self) -> int:
+        """Processes that take part."""
+        return self._membership.num_members
+
+    @property
+    def over(self) -> str | None:
+        """Why this epoch is over; None while it is not."""
+        return self._over
+
+    def stage(self, name: str, members: Sequence[int]) -> GlooStage:
+        """The stage of that name among these members, in this order; made once.
+
+        All its members must ask for it; several threads may ask for several.
+
+        Raises:
+            CommunicationError: If it could not be made within the build deadline, or the
+                epoch was aborted meanwhile.
+            ConfigError: If this process is no member, or the stage has other members.
+        """
+        wanted = tuple(members)
+        if self.me not in wanted or len(set(wanted)) != len(wanted):
+            msg = f"stage {name}: members {wanted} must be distinct and hold {self.me}"
+            raise ConfigError(msg)
+        with self._changed:
+            self._check()
+            stage = self._stages.get(name)
+            if stage is None:
+                stage = self._stages[name] = GlooStage(self, name, wanted)
+                # In a thread of its own, since Gloo can't be told to give up.
+                threading.Thread(
+                    target=self._build, args=(stage,), name=f"build {name}", daemon=True
+                ).start()
+        if stage.members != wanted:
+            msg = f"stage {name} has the members {stage.members}, not {wanted}"
+            raise ConfigError(msg)
+        return self._built(stage)
+
+    def abort(self, reason: str) -> None:
+        """End this epoch: cut its sockets, which wakes all that wait on them.
+
+        Safe from any thread and at any time; the first reason stays.
+        """
+        with self._changed:
+            if self._over is not None:
+                return
+            self._over = reason
+            groups = [group for stage in self._stages.values() if (group := stage.take())]
+            self._changed.notify_all()
+        for group in groups:
+            group.cut()
+        for group in groups:
+            _drop(group)
+
+    def close(self) -> None:
+        """End this epoch since it isn't needed any more."""
+        self.abort("it was closed here")
+
+    def _build(self, stage: GlooStage) -> None:
+        prefix = f"epoch/{self.epoch}/{stage.name}"
+        index, size = stage.members.index(self.me), len(stage.members)
+        try:
+            # A store's client answers one thread at a time, and a build waits long.
+            clone = self._store.clone()  # type: ignore[attr-defined]  # not in the stubs
+            store = PrefixStore(prefix, clone)
+            group = build_group(store, index, size, self._settings)
+        except (RuntimeError, ConnectionError, CommunicationError) as error:
+            with self._changed:
+                stage.error = error
+                self._changed.notify_all()
+            return
+        with self._changed:
+            # Nobody waits for it any more where the epoch ended meanwhile.
+            if self._over is None and stage.error is None:
+                stage.group = group
+                self._changed.notify_all()
+                return
+        group.cut()
+        del group
+
+    def _built(self, stage: GlooStage) -> GlooStage:
+        deadline_at_s = time.monotonic() + self._settings.build_timeout_s
+        with self._changed:
+            self._changed.wait_for(
+                lambda: stage.group or stage.error or self._over,
+                max(0.0, deadline_at_s - time.monotonic()),
+            )
+            self._check()
+            if stage.group is not None:
+                return stage
+            stage.error = stage.error or TimeoutError("deadline passed")
+        others = tuple(member for member in stage.members if member != self.me)
+        limit_s = self._settings.build_timeout_s
+        msg = (
+            f"epoch {self.epoch}: stage {stage.name} with {self.names(others)} could not "
+            f"be made within {limit_s:g} s ({first_line(stage.error)}); do they run, and "
+            f"is {self._settings.interface or self._settings.address} reachable from there?"
+        )
+        self.fail(msg, others)
+        raise CommunicationError(msg) from stage.error
+
+    def fail(self, reason: str, waited_for: tuple[int, ...]) -> None:
+        """Report a failure once, then end the epoch."""
+        if self._over is None and self._watcher is not None:
+            self._watcher.failed(reason, waited_for)
+        self.abort(reason)
+
+    def progressed(self) -> None:
+        """Count a message or collective that was done."""
+        if self._watcher is not None:
+            self._watcher.progressed()
+
+    def check(self) -> None:
+        """Raise a CommunicationError if the epoch is over."""
+        with self._changed:
+            self._check()
+
+    def _check(self) -> None:
+        if self._over is not None:
+            raise CommunicationError(self.over_message())
+
+    def over_message(self) -> str:
+        """What to tell whoever waits in an epoch that ended."""
+        return f"epoch {self.epoch} is over: {self._over}; nothing of it may be used"
+
+    def names(self, members: tuple[int, ...]) -> str:
+        """What to call some members."""
+        return self._membership.names(members)
+
+    @property
+    def timeout_s(self) -> float:
+        """Outer limit of one message or collective."""
+        return self._settings.timeout_s
+
+
+class GlooStage:
+    """Satisfies ``StageGroup``; one thread uses it."""
+
+    def __init__(
+        self, transport: GlooTransport, name: str, members: tuple[int, ...]
+    ) -> None:
+        self.name = name
+        self.members = members
+        self.group: GlooGroup | None = None
+        self.error: Exception | None = None
+        self._transport = transport
+        self._index_of = {member: index for index, member in enumerate(members)}
+        self._sent = dict.fromkeys(members, 0)
+        self._received = dict.fromkeys(members, 0)
+
+    def take(self) -> GlooGroup | None:
+        """Hand the group over to whoever ends it."""
+        group, self.group = self.group, None
+        return group
+
+    def send(self, tensor: torch.Tensor, to_member: int) -> GlooHandle:
+        """Start sending a contiguous host tensor; it stays untouched until waited for."""
+        tag, self._sent[to_member] = self._sent[to_member], self._sent[to_member] + 1
+        data = as_bytes(tensor)
+        return self._start(
+            lambda group: group.send(data, self._index_of[to_member], tag),
+            data,
+            f"sending {data.numel()} bytes to",
+            (to_member,),
+        )
+
+    def receive(self, tensor: torch.Tensor, from_member: int) -> GlooHandle:
+        """Start receiving into a contiguous host tensor of the size that is sent."""
+        tag = self._received[from_member]
+        self._received[from_member] = tag + 1
+        data = as_bytes(tensor)
+        return self._start(
+            lambda group: group.receive(data, self._index_of[from_member], tag),
+            data,
+            f"receiving {data.numel()} bytes from",
+            (from_member,),
+        )
+
+    def all_reduce(self, tensor: torch.Tensor) -> GlooHandle:
+        """Start Gloo's ring all-reduce over this stage's members, in their order."""
+        others = tuple(m for m in self.members if m != self._transport.me)
+        return self._start(
+            lambda group: group.all_reduce(tensor, self._transport.timeout_s),
+            tensor if others else tensor[:0],
+            f"adding {tensor.nbytes} bytes with",
+            others,
+        )
+
+    def _start(
+        self,
+        start: Callable[[GlooGroup], dist.Work],
+        tensor: torch.Tensor,
+        what: str,
+        waited_for: tuple[int, ...],
+    ) -> GlooHandle:
+        self._transport.check()
+        group = self.group
+        work = None
+        if tensor.numel() > 0:
+            try:
+                # None where it was aborted since the check: the handle will say so.
+                work = start(group) if group is not None else None
+            except RuntimeError as error:
+                raise explain(self._transport, error, what, waited_for) from error
+        return GlooHandle(self._transport, work, tensor, what, waited_for)
+
+
+class GlooHandle:
+    """Satisfies ``Handle``; keeps the tensor alive while Gloo may touch it."""
+
+    __slots__ = ("_tensor", "_transport", "_waited_for", "_what", "_work")
+
+    def __init__(
+        self,
+        transport: GlooTransport,
+        work: dist.Work | None,
+        tensor: torch.Tensor,
+        what: str,
+        waited_for: tuple[int, ...],
+    ) -> None:
+        self._transport = transport
+        self._work = work
+        self._tensor: torch.Tensor | None = tensor
+        self._what = what
+        self._waited_for = waited_for
+
+    def wait(self) -> None:
+        """Block until it is done.
+
+        Raises:
+            CommunicationError: If a peer was lost, the deadline passed, or the epoch
+                was aborted.
+        """
+        if self._work is not None:
+            try:
+                self._work.wait(timedelta(seconds=self._transport.timeout_s))
+            except RuntimeError as error:
+                raise explain(
+                    self._transport, error, self._what, self._waited_for
+                ) from error
+            self._work = None
+        # What came in an epoch that is over is not to be used, even if it came whole.
+        self._transport.check()
+        self._tensor = None
+        self._transport.progressed()
+
+
+def explain(
+    transport: GlooTransport, error: RuntimeError, what: str, waited_for: tuple[int, ...]
+) -> CommunicationError:
+    """The failure in words; the epoch is over from here on."""
+    names = transport.names(waited_for)
+    if transport.over is None:
+        reason = f"{what} {names} failed: {first_line(error)}"
+        transport.fail(reason, waited_for)
+    return CommunicationError(f"{what} {names}: {transport.over_message()}")
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as bytes, shape (num_bytes,): Gloo doesn't know all dtypes.
+
+    Raises:
+        ConfigError: If it is not contiguous host memory.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        msg = (
+            f"a message must be contiguous host memory, not shape {tuple(tensor.shape)} "
+            f"strides {tensor.stride()} on {tensor.device}; copy it first"
+        )
+        raise ConfigError(msg)
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def first_line(error: BaseException) -> str:
+    """The part of an error's text that says what happened."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    _, found, rest = text.partition("] ")  # Gloo begins with [file:line]
+    return rest if found and text.startswith("[") else text
+
+
+def _drop(group: GlooGroup) -> None:
+    """Let a group go in a thread of its own: its destructor may wait for its threads."""
+    threading.Thread(target=group.release, name="drop group", daemon=True).start()

@@ -1,0 +1,137 @@
+"""The sockets of one Gloo device, found without touching anybody else's.
+
+Gloo's ``abort()`` and ``shutdown()`` wake nobody (torch 2.13); shutting its sockets down
+does, within milliseconds. Gloo does not tell which those are, but a device listens on a
+port of its own, and each of its connections has that port, or the port that the peer's
+device listens on, at one end. So the ports that a group's members listen on name its
+connections exactly, and no other socket of the process can be meant.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from geartrain.errors import CommunicationError
+
+D = TypeVar("D")
+
+Endpoint = tuple[str, int]
+"""Address and port of a listening socket."""
+
+_ATTEMPTS = 10
+# Between the two looks at the open sockets only one device may be made.
+_making = threading.Lock()
+
+
+def open_listening(make: Callable[[], D]) -> tuple[D, Endpoint]:
+    """Make something that listens on one TCP port, and say on which.
+
+    Another thread may open a listening socket at the same moment; then nobody can say
+    which is whose, and it is made again.
+
+    Raises:
+        CommunicationError: If it can't be told apart even so.
+    """
+    for _ in range(_ATTEMPTS):
+        with _making:
+            before = set(_open_sockets())
+            made = make()
+            opened = [
+                endpoint
+                for inode, fd in _open_sockets().items()
+                if inode not in before and (endpoint := _listens_on(fd)) is not None
+            ]
+        if len(opened) == 1:
+            return made, opened[0]
+        del made
+    msg = (
+        f"Gloo's listening socket can't be told from others opened at the same time: "
+        f"found {opened} in {_ATTEMPTS} attempts, expected one; does another thread open "
+        "servers all the time?"
+    )
+    raise CommunicationError(msg)
+
+
+def cut(own: Endpoint, peers: Collection[Endpoint]) -> int:
+    """Shut down all connections of the device that listens on ``own``.
+
+    Args:
+        own: Where this process's device listens: what it accepted has that port here.
+        peers: Where the peers' devices listen: what it connected has such a port there.
+
+    Returns:
+        Connections that were shut down. The listening socket stays: Gloo closes it when
+        its device is dropped, and would spin on one that was shut down.
+    """
+    others = frozenset(peers)
+    num_cut = 0
+    for fd in _open_sockets().values():
+        with _borrowed(fd) as connection:
+            if connection is not None and _belongs(connection, own, others):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # closed meanwhile
+                num_cut += 1
+    return num_cut
+
+
+def _belongs(connection: socket.socket, own: Endpoint, peers: frozenset[Endpoint]) -> bool:
+    try:
+        there = _endpoint(connection.getpeername())
+        here = _endpoint(connection.getsockname())
+    except OSError:
+        return False  # not connected
+    return here == own or there in peers
+
+
+def _listens_on(fd: int) -> Endpoint | None:
+    with _borrowed(fd) as found:
+        if found is None:
+            return None
+        try:
+            if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return None
+            return _endpoint(found.getsockname())
+        except OSError:
+            return None
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket | None]:
+    """The TCP socket behind a descriptor that stays its owner's; None for another kind."""
+    try:
+        # A copy, so that it stays open here even if its owner closes it now.
+        found = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        yield None
+        return
+    with found:
+        is_tcp = found.family in {socket.AF_INET, socket.AF_INET6}
+        yield found if is_tcp and found.type == socket.SOCK_STREAM else None
+
+
+def _endpoint(address: tuple[str, int] | tuple[str, int, int, int]) -> Endpoint:
+    """Without what IPv6 adds: an IPv4 address in IPv6 clothes is the same address."""
+    host = address[0].removeprefix("::ffff:").partition("%")[0]
+    return host, address[1]
+
+
+def _open_sockets() -> dict[int, int]:
+    """Inode and descriptor of every socket that this process has open."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            info = entry.stat()
+        except OSError:
+            continue  # closed meanwhile
+        if stat.S_ISSOCK(info.st_mode):
+            found[info.st_ino] = int(entry.name)
+    return found
