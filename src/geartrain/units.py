@@ -39,7 +39,8 @@ def parse_bytes_per_s(text: str) -> float:
     """Read a data rate.
 
     Args:
-        text: A number with a unit, such as ``"10Gbit/s"`` or ``"1.2 GB/s"``.
+        text: A number with a unit, such as ``"10Gbit/s"`` or ``"1.2 GB/s"``; bits may
+            go without ``/s``, as links are named: ``"50Mbit"``.
 
     Returns:
         Bytes per second.
@@ -49,10 +50,12 @@ def parse_bytes_per_s(text: str) -> float:
 
     >>> parse_bytes_per_s("8 Mbit/s"), parse_bytes_per_s("1 GiB/s")
     (1000000.0, 1073741824.0)
+    >>> parse_bytes_per_s("50Mbit")
+    6250000.0
     """
     number, unit = _split_quantity(text, "a data rate such as 10Gbit/s or 1GB/s")
     amount, slash, second = unit.partition("/")
-    if slash and second == "s" and amount.endswith("bit"):
+    if slash + second in {"", "/s"} and amount.endswith("bit"):
         return number * _scale(text, amount.removesuffix("bit")) / 8
     if slash and second == "s" and amount.endswith("B"):
         return number * _scale(text, amount.removesuffix("B"))
@@ -82,6 +85,21 @@ def format_rate(per_s: float, unit: str) -> str:
         if per_s >= _DECIMAL[prefix]:
             return f"{per_s / _DECIMAL[prefix]:.2f} {prefix}{unit}"
     return f"{per_s:.1f} {unit}"
+
+
+def format_bits_per_s(bytes_per_s: float) -> str:
+    """Write the rate of a link as links are named, to six digits.
+
+    >>> format_bits_per_s(6_250_000), format_bits_per_s(1_500_000_000)
+    ('50Mbit', '12Gbit')
+    >>> format_bits_per_s(1234.5)
+    '9.876kbit'
+    """
+    bits = bytes_per_s * 8
+    for prefix in ("T", "G", "M", "k"):
+        if bits >= _DECIMAL[prefix]:
+            return f"{bits / _DECIMAL[prefix]:.6g}{prefix}bit"
+    return f"{bits:.6g}bit"
 
 
 def format_seconds(seconds: float) -> str:

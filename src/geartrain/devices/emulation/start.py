@@ -10,6 +10,7 @@ from geartrain.devices.emulation.cgroups import usable_cgroups
 from geartrain.devices.emulation.control import default_state_dir
 from geartrain.devices.emulation.duty_cycle import DutyCycleThrottle
 from geartrain.devices.emulation.leftovers import sweep_cgroups, sweep_registrations
+from geartrain.devices.emulation.network.leftovers import sweep_networks
 from geartrain.devices.emulation.throttle import Throttle
 from geartrain.devices.profile import DeviceProfile
 from geartrain.errors import DeviceError
@@ -44,14 +45,15 @@ def open_throttle(devices: Sequence[DeviceProfile]) -> Throttle:
 
 
 def sweep_leftovers() -> int:
-    """Remove what dead launchers left: cgroups, processes in them, registrations.
+    """Remove what dead launchers left: cgroups, networks, processes in them, registrations.
 
     Returns:
-        How many directories and files were removed.
+        How many directories, namespaces and files were removed.
     """
     cgroups = usable_cgroups()
     removed = [] if cgroups is None else sweep_cgroups(cgroups.roots, cgroups.files)
     removed += sweep_registrations(default_state_dir())
-    if removed:
-        logger.info("removed %d leftovers of dead launchers", len(removed))
-    return len(removed)
+    num_removed = len(removed) + len(sweep_networks())
+    if num_removed:
+        logger.info("removed %d leftovers of dead launchers", num_removed)
+    return num_removed
