@@ -1,0 +1,1 @@
+"""What a host's settings should be for exchanging gradients, and why. It never sets any."""
