@@ -1,10 +1,43 @@
 """Who sends which part of a gradient to whom: pure choices from a measured topology."""
 
+from geartrain.planner.exchange.book import write_book
+from geartrain.planner.exchange.bound import bound_s
+from geartrain.planner.exchange.choice import (
+    AutoGain,
+    Candidate,
+    candidates,
+    choose,
+    what_auto_would_gain,
+)
+from geartrain.planner.exchange.ownership import Piece, chunk_bounds, pieces
+from geartrain.planner.exchange.request import AUTO, AUTO_CODECS, ExchangeRequest
 from geartrain.planner.exchange.schedule import (
+    EXACT,
     CodecProfile,
     CommSchedule,
     RackPart,
     ScheduleBook,
+    StageTimes,
 )
 
-__all__ = ["CodecProfile", "CommSchedule", "RackPart", "ScheduleBook"]
+__all__ = [
+    "AUTO",
+    "AUTO_CODECS",
+    "EXACT",
+    "AutoGain",
+    "Candidate",
+    "CodecProfile",
+    "CommSchedule",
+    "ExchangeRequest",
+    "Piece",
+    "RackPart",
+    "ScheduleBook",
+    "StageTimes",
+    "bound_s",
+    "candidates",
+    "choose",
+    "chunk_bounds",
+    "pieces",
+    "what_auto_would_gain",
+    "write_book",
+]

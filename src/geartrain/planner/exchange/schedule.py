@@ -67,6 +67,26 @@ class RackPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Predicted seconds of each part of an exchange, as if the others took no time.
+
+    The parts overlap, so they do not add up to the whole; they are there to be compared
+    with what each part was observed to take.
+    """
+
+    device_group_s: float = 0.0
+    """Between the processes and devices of a host, in and out."""
+    rack_s: float = 0.0
+    """Between the hosts of a rack, in and out; the whole of a ring."""
+    slow_hop_s: float = 0.0
+    """Between racks, partial sums and totals."""
+    codec_s: float = 0.0
+    """Encoding and decoding on the busiest host."""
+    latency_s: float = 0.0
+    """What messages cost however small they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommSchedule:
     """One all-reduce: tiers, algorithm, codec, and what it was predicted to take."""
 
@@ -83,6 +103,8 @@ class CommSchedule:
     """max(S/b_host, S/u_rack, 2(n-1)S/sum b, 2(R-1)S/sum u)."""
     reason: str = ""
     """Why this one, for people."""
+    stages: StageTimes | None = None
+    """Predicted, part by part."""
     schema_version: int = 1
 
     def __post_init__(self) -> None:
@@ -123,6 +145,8 @@ class ScheduleBook:
     """Rising upper ends of the size classes; the last one holds for all above."""
     schedules: tuple[CommSchedule, ...]
     """One a size class, same order."""
+    predictions: tuple[tuple[int, float], ...] = ()
+    """``(num_bytes, seconds)``, bytes rising: the curve that ``predict_s`` reads."""
     schema_version: int = 1
 
     def __post_init__(self) -> None:
@@ -140,6 +164,23 @@ class ScheduleBook:
             if num_bytes <= end:
                 return schedule
         return self.schedules[-1]
+
+    def predict_s(self, num_bytes: int) -> float:
+        """Predicted seconds of a message of this size (float32 bytes).
+
+        Between the sizes that were worked out the line between them holds, beyond the
+        last one its rate.
+        """
+        curve = self.predictions or tuple(
+            (s.num_bytes, s.predicted_s) for s in self.schedules
+        )
+        below = (0, curve[0][1])
+        for point in curve:
+            if num_bytes <= point[0]:
+                part = (num_bytes - below[0]) / max(1, point[0] - below[0])
+                return below[1] + part * (point[1] - below[1])
+            below = point
+        return below[1] * num_bytes / max(1, below[0])
 
     @property
     def fingerprint(self) -> str:
