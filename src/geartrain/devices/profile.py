@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from geartrain.errors import ConfigError
 
@@ -69,6 +69,9 @@ class DeviceProfile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """All devices of a run, in rank order: device i is worked by rank i."""
+
+    extension_names: ClassVar[frozenset[str]] = frozenset({"topology", "fabric"})
+    """What a ``fleet.json`` may hold besides: see ``topology.fleet_document``."""
 
     devices: tuple[DeviceProfile, ...]
     spec: str = ""

@@ -27,6 +27,9 @@ def encode_document(document: Any) -> bytes:  # Any: every dataclass of the proj
 def decode_document(data: bytes | str, kind: type[T], source: str = "document") -> T:
     """Decode JSON into a dataclass.
 
+    A name that it does not know is an error, since it may be a typo; but for those in
+    its ``extension_names``, which a document that extends it may have added.
+
     Args:
         data: JSON text.
         kind: The dataclass expected.
@@ -44,7 +47,13 @@ def decode_document(data: bytes | str, kind: type[T], source: str = "document") 
         msg = f"{source} is not a valid {kind.__name__}: {error}"
         raise ConfigError(msg) from error
     _check_version(document, source)
-    if unknown := _find_unknown(msgspec.json.decode(data), msgspec.to_builtins(document)):
+    raw, known = msgspec.json.decode(data), msgspec.to_builtins(document)
+    if isinstance(raw, dict):
+        # What a richer document above adds, and readers of this one have no use for.
+        for name in getattr(kind, "extension_names", ()):
+            raw.pop(name, None)
+            known.pop(name, None)
+    if unknown := _find_unknown(raw, known):
         msg = (
             f"{source} has {unknown}, which a {kind.__name__} does not know; correct the "
             "name or take it out"
