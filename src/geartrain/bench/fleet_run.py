@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geartrain.devices import Fleet
+from geartrain.devices.emulation.network import NetworkSpec
 from geartrain.errors import DeviceError
 from geartrain.launch import LaunchSettings, launch
 from geartrain.launch.settings import StreamName
@@ -52,8 +53,14 @@ class _Progress:
         """Nothing is drawn between the lines."""
 
 
-def run_script(
-    script_name: str, fleet: Fleet, settings: object, run_dir: Path, say: Say
+def run_script(  # noqa: PLR0913 - what to run, where, and who is told
+    script_name: str,
+    fleet: Fleet,
+    settings: object,
+    run_dir: Path,
+    say: Say,
+    *,
+    links: NetworkSpec | None = None,
 ) -> FleetRun:
     """Run one of this room's worker scripts on a fleet.
 
@@ -63,6 +70,7 @@ def run_script(
         settings: A dataclass that the script reads from its first argument.
         run_dir: An existing folder; the script's results are in it afterwards.
         say: Told what goes on.
+        links: Emulated links, each device a host of its own; None: without.
 
     Raises:
         DeviceError: If a worker failed; the message holds its traceback.
@@ -76,6 +84,7 @@ def run_script(
             fleet=fleet,
             run_dir=run_dir,
             arguments=(str(settings_path),),
+            links=links,
             # At full speed, before the devices are held to theirs.
             preload=(
                 "torch",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
 
 import click
 
-from geartrain.cli.fleet import find_fleet
+from geartrain.cli.fleet import find_fleet, read_links
 from geartrain.cli.profile_subset import select_devices
 from geartrain.cli.run import PRELOAD, report_failure
 from geartrain.cli.tables import print_table
@@ -16,6 +17,7 @@ from geartrain.cli.verb import (
     Verb,
     fleet_option,
     json_option,
+    links_option,
     oversubscribe_option,
     print_json,
 )
@@ -53,6 +55,7 @@ from geartrain.units import format_seconds
     help="Keep the plan's own run directory here, with model.json in it.",
 )
 @oversubscribe_option
+@links_option
 @json_option
 @click.argument("script", required=False, type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -67,6 +70,7 @@ def plan(  # noqa: PLR0913 - one a command-line option
     arguments: tuple[str, ...],
     explained: bool,
     oversubscribe: bool,
+    links: str | None,
     as_json: bool,
 ) -> None:
     """Say who would do what, how fast, and where the limit is.
@@ -77,13 +81,25 @@ def plan(  # noqa: PLR0913 - one a command-line option
     if (script is None) == (model_path is None):
         msg = "give either a SCRIPT to measure or --model model.json"
         raise ConfigError(msg)
+    if model_path is not None and links is not None:
+        msg = "--links emulates links for a SCRIPT; --model holds what was measured"
+        raise ConfigError(msg)
     if model_path is not None:
         found, profile = _plan_model(model_path, fleet_spec, global_batch_size)
     else:
         assert script is not None
         check_script(script)
         fleet = find_fleet(fleet_spec, oversubscribe=oversubscribe)
-        found, profile = _plan_script(script, arguments, fleet, run_dir)
+        asked = LaunchSettings(
+            script=script,
+            arguments=arguments,
+            fleet=fleet,
+            run_dir=run_dir or Path(),
+            mode="plan",
+            links=read_links(links, fleet),
+            preload=PRELOAD,
+        )
+        found, profile = _plan_script(asked, run_dir)
     if output is not None:
         write_document(output, found)
     explanation = explain(found, profile)
@@ -115,18 +131,12 @@ def _plan_model(
 
 
 def _plan_script(
-    script: Path, arguments: tuple[str, ...], fleet: Fleet, run_dir: Path | None
+    settings: LaunchSettings, run_dir: Path | None
 ) -> tuple[Plan, ModelProfile]:
+    script = settings.script
     with tempfile.TemporaryDirectory(prefix="geartrain-plan-") as temporary:
         where = create_run_directory(script, run_dir or Path(temporary))
-        settings = LaunchSettings(
-            script=script,
-            arguments=arguments,
-            fleet=fleet,
-            run_dir=where,
-            mode="plan",
-            preload=PRELOAD,
-        )
+        settings = dataclasses.replace(settings, run_dir=where)
         # What the script prints goes to stderr: stdout is the plan's.
         with PlainDisplay(where, sys.stderr.buffer, sys.stderr.buffer) as display:
             result = launch(settings, display)

@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from geartrain.cli.fleet import find_fleet
+from geartrain.cli.fleet import find_fleet, read_links
 from geartrain.cli.tables import make_console, print_table
 from geartrain.cli.verb import (
     Verb,
     fleet_option,
     json_option,
+    links_option,
     oversubscribe_option,
     print_json,
 )
@@ -75,6 +76,7 @@ PRELOAD = ("torch", "geartrain.session")
     type=click.Path(path_type=Path),
     help="CSV t_s,device_id,core_fraction: emulated devices change speed over time.",
 )
+@links_option
 @json_option
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -82,6 +84,7 @@ def run(
     *,
     fleet_spec: str | None,
     oversubscribe: bool,
+    links: str | None,
     as_json: bool,
     **options: Any,  # Any: the fields of LaunchSettings, which checks them
 ) -> None:
@@ -95,11 +98,16 @@ def run(
     fleet = find_fleet(fleet_spec, oversubscribe=oversubscribe)
     # Checked before a directory is made, so that a wrong option leaves none behind.
     settings = LaunchSettings(
-        fleet=fleet, run_dir=wanted_dir or Path(), preload=PRELOAD, **options
+        fleet=fleet,
+        run_dir=wanted_dir or Path(),
+        links=read_links(links, fleet),
+        preload=PRELOAD,
+        **options,
     )
     run_dir = create_run_directory(script, wanted_dir)
     settings = dataclasses.replace(settings, run_dir=run_dir)
     title = f"{script} on {fleet.spec or 'all local devices'} ({', '.join(fleet.labels)})"
+    title += f", links {links}" if links else ""
     with open_display(run_dir, title) as display:
         result = launch(settings, display)
     _print_result(result, _summary_of(run_dir), as_json=as_json)

@@ -68,3 +68,13 @@ def oversubscribe_option(function: Function) -> Function:
         is_flag=True,
         help="Allow emulated devices more cores than there are; results say so.",
     )(function)
+
+
+def links_option(function: Function) -> Function:
+    """Add ``--links``."""
+    return click.option(
+        "--links",
+        metavar="SPEC",
+        help="Each emulated device is a host of its own, with shaped links: 50Mbit, "
+        "50Mbit,12Mbit (one a device), or racks 2x4:500Mbit:50Mbit. Needs root.",
+    )(function)

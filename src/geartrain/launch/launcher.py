@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from geartrain.errors import DeviceError
 from geartrain.launch.emulated_devices import EmulatedDevices
+from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.output import SteadyObserver
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import (
@@ -15,7 +16,6 @@ from geartrain.launch.run_directory import (
     log_path,
     order_fleet,
     write_run_files,
-    write_worker_spec,
 )
 from geartrain.launch.script_failure import is_deliberate, message_of
 from geartrain.launch.settings import LaunchObserver, LaunchResult, LaunchSettings
@@ -49,14 +49,18 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         ConfigError: If a file of the run can't be written or read.
         DeviceError: If an emulated device can't be set up or a worker does not start.
     """
-    settings = replace(settings, fleet=order_fleet(settings.fleet))
     observer = SteadyObserver(observer)
-    write_run_files(settings)
     with ExitStack() as stack:
         requests = stack.enter_context(StopRequests())
+        network = stack.enter_context(closing(EmulatedNetwork(settings)))
+        fleet = order_fleet(network.name_nodes(settings.fleet))
+        settings = replace(settings, fleet=fleet)
+        write_run_files(settings)
         devices = stack.enter_context(closing(EmulatedDevices(settings)))
-        store = stack.enter_context(closing(StoreProcess()))
-        group = stack.enter_context(closing(WorkerGroup(settings, observer)))
+        store = stack.enter_context(
+            closing(StoreProcess(network.store_address, network.store_command))
+        )
+        group = stack.enter_context(closing(WorkerGroup(settings, observer, network)))
         run = _Run(settings, observer, requests, devices, group)
         if not run.start(store):
             return _interrupted_early(settings)
@@ -97,7 +101,7 @@ class _Run:
         port = store.poll_port()
         assert port is not None
         for rank, worker in enumerate(self._group.workers):
-            write_worker_spec(self._settings, rank, port)
+            worker.write_spec(store.address, port)
             device = self._settings.fleet.devices[rank]
             self._devices.attach(device.device_id, worker.process.pid)
         self._devices.restart_clock()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from geartrain.errors import GeartrainError
@@ -27,13 +27,15 @@ def start_module(  # noqa: PLR0913 - Popen's own, by name
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
     pass_fds: Sequence[int] = (),
+    place: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module`` in a session, and so a process group, of its own.
 
-    Ctrl-C in the terminal then reaches the launcher only, which decides.
+    Ctrl-C in the terminal then reaches the launcher only, which decides. ``place``
+    turns the command line into one that runs elsewhere and becomes that same command.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        place([sys.executable, "-m", module, *arguments]),
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
@@ -81,15 +83,26 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 class StoreProcess:
-    """The rendezvous store's process; its port is known once it has started."""
+    """The rendezvous store's process; its port is known once it has started.
 
-    def __init__(self) -> None:
+    Args:
+        address: The one address it listens on.
+        place: Turns its command line into one that runs where that address is.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1",
+        place: Callable[[Sequence[str]], Sequence[str]] = list,
+    ) -> None:
+        self.address = address
         self._process = start_module(
             "geartrain.launch.store_server",
-            [str(os.getpid())],
+            [str(os.getpid()), address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            place=place,
         )
         self._port: int | None = None
 
@@ -99,7 +112,7 @@ class StoreProcess:
         return self._process.pid
 
     def poll_port(self) -> int | None:
-        """The store's port on loopback; None while it starts.
+        """The store's port at its address; None while it starts.
 
         Raises:
             GeartrainError: If the store ended instead.
@@ -117,7 +130,7 @@ class StoreProcess:
             code = self._process.wait()
             msg = (
                 f"the rendezvous store ended with exit code {code} instead of serving; "
-                "check that torch imports and that loopback sockets are allowed"
+                f"check that torch imports and that sockets on {self.address} are allowed"
             )
             raise GeartrainError(msg)
         self._port = int(line)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 import time
 from pathlib import Path
 
+from geartrain.devices.emulation.network import NetworkHost
 from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.errors import ConfigError
 from geartrain.launch.settings import LaunchSettings
@@ -54,9 +56,7 @@ def order_fleet(fleet: Fleet) -> Fleet:
     """
     fastest = max(fleet.devices, key=_speed)  # the first of several equal ones
     others = tuple(device for device in fleet.devices if device is not fastest)
-    return Fleet(
-        devices=(fastest, *others), spec=fleet.spec, oversubscribed=fleet.oversubscribed
-    )
+    return dataclasses.replace(fleet, devices=(fastest, *others))  # links stay with it
 
 
 def write_run_files(settings: LaunchSettings) -> None:
@@ -74,15 +74,33 @@ def write_run_files(settings: LaunchSettings) -> None:
     write_document(settings.run_dir / MANIFEST_NAME, manifest)
 
 
-def write_worker_spec(settings: LaunchSettings, rank: int, store_port: int) -> Path:
-    """Write ``worker-RANK.json`` and return its path."""
+def write_worker_spec(
+    settings: LaunchSettings,
+    rank: int,
+    store_port: int,
+    *,
+    store_host: str = "127.0.0.1",
+    host: NetworkHost | None = None,
+) -> Path:
+    """Write ``worker-RANK.json`` and return its path.
+
+    Args:
+        settings: Of the run.
+        rank: Whose spec.
+        store_port: Where the rendezvous store listens.
+        store_host: At which address.
+        host: The emulated host that the worker is on; None without emulated links.
+    """
     plan_path = settings.plan_path
     spec = WorkerSpec(
         rank=rank,
         world_size=len(settings.fleet.devices),
         fleet_path=str(settings.run_dir / FLEET_NAME),
         run_dir=str(settings.run_dir),
+        store_host=store_host,
         store_port=store_port,
+        interface=None if host is None else host.interface,
+        address=None if host is None else host.address,
         mode=settings.mode,
         plan_path=None if plan_path is None else str(plan_path.resolve()),
         deterministic=settings.deterministic,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from geartrain.devices.emulation.network import NetworkSpec
+from geartrain.devices.emulation.network.kernel import check_networks_usable
 from geartrain.devices.emulation.schedule import check_schedule, parse_schedule
 from geartrain.devices.host import cores_present
 from geartrain.devices.profile import Fleet
@@ -34,6 +36,8 @@ class LaunchSettings:
     tail_fraction: float = 0.0
     schedule_path: Path | None = None
     """CSV of core fractions over time, for emulated devices."""
+    links: NetworkSpec | None = None
+    """Each device is a host of its own, emulated, with these links; in fleet order."""
     preload: tuple[str, ...] = ()
     """Modules that workers import at full speed, before an emulated device is throttled."""
     start_timeout_s: float = 180.0
@@ -62,6 +66,8 @@ class LaunchSettings:
             check_devices(read_document(self.plan_path, Plan), device_ids)
         if self.schedule_path is not None:
             _check_schedule(self.schedule_path, self.fleet)
+        if self.links is not None:
+            _check_links(self.links, self.fleet)
 
 
 def _check_schedule(path: Path, fleet: Fleet) -> None:
@@ -82,6 +88,23 @@ def _check_schedule(path: Path, fleet: Fleet) -> None:
         cores_present(),
         oversubscribe=fleet.oversubscribed,
     )
+
+
+def _check_links(links: NetworkSpec, fleet: Fleet) -> None:
+    real = [device.device_id for device in fleet.devices if device.kind != "emulated"]
+    if real:
+        msg = (
+            f"links are emulated between emulated devices, but {', '.join(real)} of the "
+            "fleet are real; leave --links out, or use a fleet such as emulated:0.5,0.5"
+        )
+        raise ConfigError(msg)
+    if links.num_hosts != len(fleet.devices):
+        msg = (
+            f"links describe {links.num_hosts} hosts, but the fleet {fleet.spec!r} has "
+            f"{len(fleet.devices)} devices; each device is a host of its own"
+        )
+        raise ConfigError(msg)
+    check_networks_usable()
 
 
 def check_script(script: Path) -> None:

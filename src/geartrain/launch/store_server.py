@@ -8,21 +8,26 @@ import sys
 from geartrain.launch.parent_death import die_with_parent
 
 
-def serve(parent_id: int) -> None:
-    """Host a store on loopback, report its port on stdout, and end at end of stdin.
+def serve(parent_id: int, address: str) -> None:
+    """Host a store, report its port on stdout, and end at end of stdin.
 
     The listening socket is made here, since torch's own listens on every interface.
+
+    Args:
+        parent_id: Process id of the launcher.
+        address: The one address it listens on, IPv4 or IPv6.
     """
     die_with_parent(parent_id)
     # Imported here, as launch is torch-free; documented, though not in its __all__.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((address, 0))
         listener.listen(1024)
         port = listener.getsockname()[1]
         store = TCPStore(
-            "127.0.0.1",
+            address,
             port,
             is_master=True,
             wait_for_workers=False,
@@ -35,4 +40,4 @@ def serve(parent_id: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), sys.argv[2])

@@ -49,6 +49,9 @@ def main() -> None:
     _wait_for_go(options.launcher_fd)
     os.environ[WORKER_SPEC_VARIABLE] = str(options.spec)
     spec = read_document(options.spec, WorkerSpec)
+    if spec.interface is not None:
+        # Gloo would look up this machine's name, which is none of the host's addresses.
+        os.environ["GLOO_SOCKET_IFNAME"] = spec.interface
     device = read_document(Path(spec.fleet_path), Fleet).devices[spec.rank]
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)  # as python SCRIPT has it

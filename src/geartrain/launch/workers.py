@@ -9,9 +9,11 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
+from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.handshake import GO, READY
 from geartrain.launch.output import OutputPump
 from geartrain.launch.processes import end_groups, peek_exit_code, start_module
@@ -20,6 +22,7 @@ from geartrain.launch.run_directory import (
     read_failure,
     spec_path,
     threads_of,
+    write_worker_spec,
 )
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
 from geartrain.launch.supervision import WorkerState
@@ -30,8 +33,14 @@ class Worker:
     """One worker process as the launcher sees it."""
 
     def __init__(
-        self, settings: LaunchSettings, rank: int, observer: LaunchObserver
+        self,
+        settings: LaunchSettings,
+        rank: int,
+        observer: LaunchObserver,
+        network: EmulatedNetwork,
     ) -> None:
+        self._settings = settings
+        self._network = network
         self._run_dir = settings.run_dir
         self._rank = rank
         self._device = settings.fleet.devices[rank]
@@ -65,6 +74,7 @@ class Worker:
             stdout=output,
             stderr=output,
             pass_fds=(remote_fd,),
+            place=partial(self._network.worker_command, self._device.device_id),
         )
 
     def _attach_pumps(self, observer: LaunchObserver) -> None:
@@ -76,6 +86,13 @@ class Worker:
             OutputPump(out, "stdout", path, observer),
             OutputPump(err, "stderr", path, observer),
         ]
+
+    def write_spec(self, store_address: str, store_port: int) -> None:
+        """Write down what the worker reads once it is let go."""
+        host = self._network.host_of(self._device.device_id)
+        write_worker_spec(
+            self._settings, self._rank, store_port, store_host=store_address, host=host
+        )
 
     def poll_ready(self) -> bool:
         """Whether it has imported what it preloads and waits to be let go."""
@@ -120,12 +137,14 @@ class Worker:
 class WorkerGroup:
     """All workers of a run."""
 
-    def __init__(self, settings: LaunchSettings, observer: LaunchObserver) -> None:
+    def __init__(
+        self, settings: LaunchSettings, observer: LaunchObserver, network: EmulatedNetwork
+    ) -> None:
         self.workers: list[Worker] = []
         with ExitStack() as on_error:
             on_error.callback(self.close)
             for rank in range(len(settings.fleet.devices)):
-                self.workers.append(Worker(settings, rank, observer))
+                self.workers.append(Worker(settings, rank, observer, network))
             on_error.pop_all()
 
     def close(self) -> None:

@@ -29,6 +29,10 @@ class WorkerSpec:
     store_host: str = "127.0.0.1"
     store_port: int = 0
     """Port of the rendezvous store, served by the launcher's own process."""
+    interface: str | None = None
+    """The network card to use; None: the launcher doesn't say."""
+    address: str | None = None
+    """This worker's address on that card."""
     mode: Literal["train", "plan"] = "train"
     """plan: measure and plan, write ``plan.json`` and ``model.json``, and end."""
     plan_path: str | None = None

@@ -8,12 +8,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from geartrain.errors import DeviceError
 
 logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 30.0
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""To make links, and to make and enter namespaces; numbers from linux/capability.h."""
+_STATUS = Path("/proc/self/status")
 _PROGRAMS = ("ip", "tc", "nsenter")
 _SYSTEM_PATHS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
 """Where they lie, also where a login's PATH has no sbin."""
@@ -28,6 +32,9 @@ def missing_for_networks() -> str | None:
         return f"Linux (this is {sys.platform})"
     if os.geteuid() != 0:
         return f"root (this process has user id {os.geteuid()})"
+    withheld = [name for name, bit in _CAPABILITIES.items() if not _has(bit)]
+    if withheld:
+        return f"the capabilities {', '.join(withheld)}, which this container withholds"
     absent = [name for name in _PROGRAMS if _find(name) is None]
     if absent:
         return f"the programs {', '.join(absent)} (packages iproute2 and util-linux)"
@@ -115,6 +122,13 @@ def _failed_line(stderr: str, lines: Sequence[str]) -> str:
     if number.isdigit() and 0 < int(number) <= len(lines):
         return lines[int(number) - 1]
     return lines[0]
+
+
+def _has(capability: int) -> bool:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> capability & 1)
+    return True  # the kernel will say
 
 
 def _find(name: str) -> str | None:
