@@ -49,6 +49,7 @@ class GlooGroup:
     """A ProcessGroupGloo and the ports that name its connections."""
 
     group: Any  # a ProcessGroupGloo or None; torch's stubs lack most of its methods
+    store: Store  # Gloo calls its Python methods as long as pairs connect
     own: Endpoint
     peers: tuple[Endpoint, ...]
 
@@ -117,7 +118,7 @@ def build_group(
             store.wait([f"listens/{other}"], timedelta(seconds=left_s))
             port, host = store.get(f"listens/{other}").decode().split(" ")
             peers.append((host, int(port)))
-    return GlooGroup(group, own, tuple(peers))
+    return GlooGroup(group, store, own, tuple(peers))
 
 
 def _make_device(settings: TransportSettings, lazy: bool) -> dist.ProcessGroupGloo.Device:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from geartrain.collectives.exchange.gloo_group import (
     GlooGroup,
@@ -18,6 +17,7 @@ from geartrain.collectives.exchange.gloo_group import (
     build_group,
 )
 from geartrain.collectives.exchange.membership import Membership
+from geartrain.collectives.exchange.polling_store import PollingStore
 from geartrain.errors import CommunicationError, ConfigError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class GlooTransport:
     """Satisfies ``Transport`` with a ``ProcessGroupGloo`` a stage.
 
     Args:
-        store: Shared by all members; each group is built with a clone of it. Keys lie
-            under ``epoch/<n>/``.
+        store: Shared by all members, by a client on which nobody else waits for long.
+            Keys lie under ``epoch/<n>/``.
         membership: Of this epoch.
         settings: Addresses and deadlines.
         watcher: Told the first failure and all progress.
@@ -64,6 +64,7 @@ class GlooTransport:
         self._changed = threading.Condition()
         self._stages: dict[str, GlooStage] = {}
         self._over: str | None = None
+        self._ended = threading.Event()
 
     @property
     def epoch(self) -> int:
@@ -122,6 +123,7 @@ class GlooTransport:
             if self._over is not None:
                 return
             self._over = reason
+            self._ended.set()
             groups = [group for stage in self._stages.values() if (group := stage.take())]
             self._changed.notify_all()
         for group in groups:
@@ -134,12 +136,10 @@ class GlooTransport:
         self.abort("it was closed here")
 
     def _build(self, stage: GlooStage) -> None:
-        prefix = f"epoch/{self.epoch}/{stage.name}"
+        prefix = f"epoch/{self.epoch}/{stage.name}/"
         index, size = stage.members.index(self.me), len(stage.members)
         try:
-            # A store's client answers one thread at a time, and a build waits long.
-            clone = self._store.clone()  # type: ignore[attr-defined]  # not in the stubs
-            store = PrefixStore(prefix, clone)
+            store = PollingStore(self._store, prefix, self._ended, self._settings)
             group = build_group(store, index, size, self._settings)
         except (RuntimeError, ConnectionError, CommunicationError) as error:
             with self._changed:
@@ -351,6 +351,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def first_line(error: BaseException) -> str:
     """The part of an error's text that says what happened."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = text.partition(". This is typically")[0]  # Gloo goes on with advice
     _, found, rest = text.partition("] ")  # Gloo begins with [file:line]
     return rest if found and text.startswith("[") else text
 
