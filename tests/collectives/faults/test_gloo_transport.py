@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from geartrain.collectives.exchange.gloo_group import TransportSettings
-from geartrain.collectives.exchange.gloo_transport import GlooStage, GlooTransport
+from geartrain.collectives.exchange.gloo_transport import GlooTransport
 from geartrain.collectives.exchange.membership import Membership
 from geartrain.errors import CommunicationError, ConfigError
 from local_ranks import run_ranks
@@ -152,8 +152,11 @@ def wait_until_few(limit: int, deadline_s: float = 10.0) -> int:
     return open_files()
 
 
-def receive_now(stage: GlooStage, tensor: torch.Tensor, from_member: int) -> None:
-    stage.receive(tensor, from_member).wait()
+def receive_until_aborted(transport: GlooTransport, rank: int) -> None:
+    stage = transport.stage("b", [0, 1])
+    if rank == 0:
+        threading.Thread(target=transport.abort, args=("enough",)).start()
+    stage.receive(torch.ones(10), 1 - rank).wait()
 
 
 def many_epochs(rank: int, world_size: int) -> tuple[int, int, int, int]:
@@ -161,11 +164,8 @@ def many_epochs(rank: int, world_size: int) -> tuple[int, int, int, int]:
         transport = make_transport(rank, world_size, epoch)
         tensor = torch.ones(10)
         transport.stage("a", range(world_size)).all_reduce(tensor).wait()
-        stage = transport.stage("b", range(world_size))
-        if rank == 0:
-            threading.Thread(target=transport.abort, args=("enough",)).start()
         with pytest.raises(CommunicationError):
-            receive_now(stage, tensor, 1 - rank)
+            receive_until_aborted(transport, rank)
 
     for epoch in range(3):
         one(epoch)
