@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from geartrain.devices.emulation.network import NetworkLab, parse_links
+from lab_traffic import needs_networks
+
 DRIVER = """
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 sys.path.append({tests!r})
 from example_fleets import cpu_fleet, emulated_fleet
+from geartrain.devices.emulation.network import parse_links
 from geartrain.launch import LaunchSettings, launch
 
 class Printing:
@@ -36,6 +40,7 @@ result = launch(
         fleet={fleet},
         run_dir=here / "run",
         stop_timeout_s={stop_timeout_s},
+        links={links},
     ),
     Printing(),
 )
@@ -61,6 +66,8 @@ while True:
 """
 SAVE_AND_STOP = "os.makedirs(run_dir + '/checkpoint', exist_ok=True); sys.exit(75)"
 IGNORE = "pass"
+LINKED_FLEET = "emulated_fleet(0.4, 0.4)"
+LINKS = "parse_links('8Mbit', 2)"
 
 
 @contextlib.contextmanager
@@ -70,6 +77,7 @@ def launcher(
     on_stop: str,
     fleet: str = "cpu_fleet(2)",
     stop_timeout_s: float = 30.0,
+    links: str = "None",
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Start a launcher and wait until its workers run; yields it and their ids."""
     os.mkfifo(tmp_path / "pipe")
@@ -79,6 +87,7 @@ def launcher(
         here=str(tmp_path),
         fleet=fleet,
         stop_timeout_s=stop_timeout_s,
+        links=links,
     )
     process = subprocess.Popen(
         [sys.executable, "-c", driver], stdout=subprocess.PIPE, text=True
@@ -174,6 +183,47 @@ def test_cgroups_of_a_killed_launcher_are_swept_by_the_next_start(tmp_path: Path
     assert groups
     assert left == []
     assert control == {"emulated:0": 0.3, "emulated:1": 0.3}
+
+
+@pytest.mark.root
+@needs_networks
+def test_first_signal_stops_workers_on_emulated_hosts(tmp_path: Path) -> None:
+    with launcher(tmp_path, on_stop=SAVE_AND_STOP, fleet=LINKED_FLEET, links=LINKS) as (
+        process,
+        ids,
+    ):
+        made = find_namespaces(process.pid)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+
+    assert f"stopped 130 stopped; saved in {tmp_path}/run/checkpoint" in output
+    wait_for_end(ids)
+    assert len(made) == 4  # two hosts, the hub, the fabric
+    assert find_namespaces(process.pid) == []
+
+
+@pytest.mark.root
+@needs_networks
+def test_network_of_a_killed_launcher_is_swept_by_the_next_start(tmp_path: Path) -> None:
+    with launcher(tmp_path, on_stop=IGNORE, fleet=LINKED_FLEET, links=LINKS) as (
+        process,
+        ids,
+    ):
+        process.kill()
+        process.wait()
+        wait_for_end(ids)
+    made = find_namespaces(process.pid)
+
+    with NetworkLab(parse_links("8Mbit", 1)):
+        left = find_namespaces(process.pid)
+
+    assert len(made) == 4
+    assert left == []
+
+
+def find_namespaces(process_id: int) -> list[str]:
+    """Network namespaces that a launcher made."""
+    return [p.name for p in Path("/run/netns").glob(f"geartrain-{process_id}-*")]
 
 
 def find_groups(process_id: int) -> list[Path]:
