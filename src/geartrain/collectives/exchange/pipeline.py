@@ -1,0 +1,117 @@
+"""Stage threads: all stages work at once, each on its chunks in the order they came."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+
+Step = Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One chunk: a step for every stage, and who is told if one fails.
+
+    Args:
+        steps: One a stage thread, in order.
+        fail: Called with the stage's name and the error.
+    """
+
+    steps: Sequence[Step]
+    fail: Callable[[str, Exception], None]
+
+
+class Pipeline:
+    """A thread a stage, joined by queues.
+
+    A step may block, but only for as long as what it waits for has a deadline. After the
+    first failure no further step is begun.
+
+    Args:
+        stage_names: Names of the threads, in order.
+        max_in_flight: Jobs begun and not ended; bounds the memory of receive buffers.
+    """
+
+    def __init__(self, stage_names: Sequence[str], max_in_flight: int) -> None:
+        self.stage_names = tuple(stage_names)
+        self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in stage_names]
+        self._room = threading.Semaphore(max_in_flight)
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), name=name, daemon=True)
+            for i, name in enumerate(stage_names)
+        ]
+        self._started = threading.Barrier(len(self._threads) + 1)
+
+    def start(self) -> None:
+        """Start the threads, each with one thread for torch's operators.
+
+        The fleet's processes share their cores with the exchange, and adding is bound by
+        memory. torch counts threads per thread, but also sets MKL's and a number for
+        later threads, which must stay what they were.
+        """
+        num_threads = torch.get_num_threads()
+        for thread in self._threads:
+            thread.start()
+        self._started.wait()
+        torch.set_num_threads(num_threads)
+
+    def put(self, job: Job) -> None:
+        """Queue a job; never blocks."""
+        self._queues[0].put(job)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was stopped or a step failed."""
+        return self._over.is_set()
+
+    def stop(self) -> None:
+        """Begin no further step; the threads end when what they wait for ends."""
+        self._over.set()
+        self._room.release()
+        for queue in self._queues:
+            queue.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads to end; False if one still waits for something."""
+        deadline_at_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.is_alive():
+                thread.join(max(0.0, deadline_at_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self, index: int) -> None:
+        torch.get_num_threads()  # else torch would set the number anew at first use
+        torch.set_num_threads(1)
+        self._started.wait()
+        queue = self._queues[index]
+        is_last = index == len(self._queues) - 1
+        while True:
+            job = queue.get()
+            if job is None or self._over.is_set():
+                return
+            if index == 0:
+                self._room.acquire()
+            if not self._run(job, index):
+                return
+            if is_last:
+                self._room.release()
+            else:
+                self._queues[index + 1].put(job)
+            del job  # frees its buffers while this thread waits for the next
+
+    def _run(self, job: Job, index: int) -> bool:
+        if self._over.is_set():
+            return False
+        try:
+            job.steps[index]()
+        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
+            self.stop()
+            job.fail(self.stage_names[index], error)
+            return False
+        return True
