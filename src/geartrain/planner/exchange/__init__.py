@@ -4,7 +4,6 @@ from geartrain.planner.exchange.book import write_book
 from geartrain.planner.exchange.bound import bound_s
 from geartrain.planner.exchange.choice import (
     AutoGain,
-    Candidate,
     candidates,
     choose,
     what_auto_would_gain,
@@ -19,6 +18,7 @@ from geartrain.planner.exchange.schedule import (
     ScheduleBook,
     StageTimes,
 )
+from geartrain.planner.exchange.ways import Candidate
 
 __all__ = [
     "AUTO",

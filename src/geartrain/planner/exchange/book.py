@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from geartrain.planner.exchange.choice import ExchangePlanner
+from geartrain.planner.exchange.choice import choose_among
 from geartrain.planner.exchange.request import ExchangeRequest
 from geartrain.planner.exchange.schedule import CommSchedule, ScheduleBook
+from geartrain.planner.exchange.ways import Ways
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ def write_book(request: ExchangeRequest) -> ScheduleBook:
     Raises:
         ConfigError: As ``choose``.
     """
-    planner = ExchangePlanner(request)
-    chosen = [planner.choose(num_bytes) for num_bytes in SIZE_CLASSES]
+    ways = Ways(request)
+    chosen = [choose_among(ways, request.policy, size) for size in SIZE_CLASSES]
     predictions = tuple((s.num_bytes, s.predicted_s) for s in chosen)
     kept: list[CommSchedule] = []
     for schedule in chosen:
