@@ -1,0 +1,139 @@
+"""From rates between pairs of hosts to racks. Pure.
+
+What is compared is not a rate but ``quality = rate / min(best send, best receive)``: what
+a link carries of what its two ends were seen to carry elsewhere. It is 1 inside a rack,
+also for a slow host, and less across an uplink that many share.
+
+A host that is slower than its share of the uplink sees all others alike: its qualities
+say nothing. Such hosts are set aside here and placed by a test of their own
+(:mod:`geartrain.topology.placing`), before they can glue two racks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+
+from geartrain.topology.readings import PairReadings
+
+Racks = tuple[tuple[int, ...], ...]
+Qualities = Mapping[tuple[int, int], float]
+"""By (lower, higher) position; the mean of both directions."""
+
+SAME_RACK = 0.7
+"""Average quality from which two groups are one rack. TCP flows, shapers and a busy host
+move a reading by 15 %; an uplink that matters is shared and reads far below."""
+_FAR = 0.35
+_HALF_FAR = 0.5
+_DOUBTFUL = (0.45, 0.85)
+
+
+def find_qualities(readings: PairReadings) -> dict[tuple[int, int], float]:
+    """How each link compares with what its ends can do.
+
+    Returns:
+        Quality by pair, capped at 1; pairs that were not measured are absent.
+    """
+    sends, receives = readings.best_sends(), readings.best_receives()
+    qualities = {}
+    for a, b in combinations(range(readings.num_hosts), 2):
+        seen = [
+            min(rate / min(sends[i], receives[j]), 1.0)
+            for i, j in ((a, b), (b, a))
+            if (rate := readings.rate(i, j)) is not None
+        ]
+        if seen:
+            qualities[a, b] = fmean(seen)
+    return qualities
+
+
+def quality_between(qualities: Qualities, one: Sequence[int], two: Sequence[int]) -> float:
+    """The average quality between two groups; 0 where nothing was measured."""
+    seen = [
+        qualities[pair]
+        for i in one
+        for j in two
+        if (pair := (min(i, j), max(i, j))) in qualities
+    ]
+    return fmean(seen) if seen else 0.0
+
+
+def cluster(hosts: Sequence[int], qualities: Qualities) -> Racks:
+    """Group hosts whose links carry all that their ends can.
+
+    Average linkage: the two groups of the highest average quality merge, as long as that
+    is at least ``SAME_RACK``. With single linkage one lucky pair glues two racks.
+
+    Returns:
+        Racks in order of their first host.
+
+    >>> cluster([0, 1, 2], {(0, 1): 1.0, (0, 2): 0.1, (1, 2): 0.2})
+    ((0, 1), (2,))
+    """
+    groups: dict[int, list[int]] = {host: [host] for host in hosts}
+    sums = {  # of qualities, and how many, between two groups
+        (min(pair), max(pair)): (qualities[pair], 1)
+        for pair in combinations(sorted(hosts), 2)
+        if pair in qualities
+    }
+    while sums:
+        (a, b), (total, count) = max(
+            sums.items(),
+            key=lambda item: (item[1][0] / item[1][1], -item[0][0], -item[0][1]),
+        )
+        if total / count < SAME_RACK:
+            break
+        groups[a] += groups.pop(b)
+        del sums[a, b]
+        for other in groups:
+            old, new = (min(other, b), max(other, b)), (min(other, a), max(other, a))
+            if old in sums:
+                total, count = sums.pop(old)
+                known_total, known_count = sums.get(new, (0.0, 0))
+                sums[new] = (known_total + total, known_count + count)
+    return tuple(sorted(tuple(sorted(group)) for group in groups.values()))
+
+
+def find_inconclusive(num_hosts: int, qualities: Qualities) -> tuple[int, ...]:
+    """Hosts that see all others alike although others do not.
+
+    Returns:
+        Their positions; empty where no host sees another as far, since then there is
+        nothing to tell apart.
+    """
+    rows = [
+        sorted(quality for pair, quality in qualities.items() if host in pair)
+        for host in range(num_hosts)
+    ]
+    conclusive = [
+        bool(row)
+        and (row[0] < _FAR or fmean(row[: max((len(row) + 1) // 2, 1)]) < _HALF_FAR)
+        for row in rows
+    ]
+    if not any(conclusive):
+        return ()
+    return tuple(host for host in range(num_hosts) if not conclusive[host])
+
+
+def find_doubtful(racks: Racks, qualities: Qualities) -> tuple[tuple[int, int], ...]:
+    """Pairs to measure again before the racks are believed.
+
+    Pairs of one rack that read as if they were not, pairs of two racks that read as if
+    they were one, and all that read between.
+
+    Args:
+        racks: As clustered; hosts in none of them are passed over.
+        qualities: By pair.
+    """
+    rack_of = {host: index for index, rack in enumerate(racks) for host in rack}
+    doubtful = []
+    for (a, b), quality in qualities.items():
+        if a not in rack_of or b not in rack_of:
+            continue
+        same = rack_of[a] == rack_of[b]
+        low, high = _DOUBTFUL
+        # A far reading inside a rack, a near one across: each may be a busy moment.
+        if (same and quality < high) or (not same and quality > low):
+            doubtful.append((a, b))
+    return tuple(doubtful)

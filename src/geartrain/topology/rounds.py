@@ -1,0 +1,199 @@
+"""Runs flows between agents, and keeps to the budget of bytes."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from geartrain.errors import CommunicationError
+from geartrain.topology.agent_client import AgentClient
+from geartrain.topology.agent_protocol import (
+    FlowFailure,
+    FlowsDone,
+    FlowsOpened,
+    OpenFlows,
+    RunFlows,
+    SendOrder,
+)
+from geartrain.topology.arrivals import Arrivals
+
+_LEAD_S = 0.003
+"""From the order to the start, so that all hosts have it by then."""
+_REPLY_MARGIN_S = 2.0
+_LEAST_BURST_BYTES = 4096
+_SLOWEST_DRAIN_S = 5.0
+"""After its time a burst still has what waits in sockets and shapers to deliver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """One direction of a path to fill, by positions of hosts."""
+
+    source: int
+    target: int
+    max_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowReading:
+    """What came of a flow."""
+
+    source: int
+    target: int
+    latency_s: float
+    arrivals: Arrivals
+    """By the coordinator's clock."""
+
+
+class FlowRunner:
+    """All hosts' agents, as one instrument."""
+
+    def __init__(
+        self, clients: Sequence[AgentClient], max_bytes: int, timeout_s: float
+    ) -> None:
+        self.clients = clients
+        self.max_bytes = max_bytes
+        self.sent_bytes = 0
+        self._timeout_s = timeout_s
+        self._ids = (f"{secrets.token_hex(4)}-{i}" for i in itertools.count())
+
+    @property
+    def left_bytes(self) -> int:
+        """What may still be sent."""
+        return max(self.max_bytes - self.sent_bytes, 0)
+
+    def run(self, flows: Sequence[Flow]) -> list[FlowReading]:
+        """Run flows at the same time.
+
+        Flows that would exceed the budget are shortened alike; once it is used up,
+        nothing is sent and nothing is read.
+
+        Returns:
+            A reading for each flow, in order.
+
+        Raises:
+            CommunicationError: If an agent falls silent, or two hosts cannot reach each
+                other: it names both, their addresses, and what to check.
+        """
+        asked = sum(flow.max_bytes for flow in flows)
+        scale = min(1.0, self.left_bytes / max(asked, 1))
+        sizes = [int(flow.max_bytes * scale) for flow in flows]
+        if not flows or min(sizes) < _LEAST_BURST_BYTES:
+            return []
+        ids = [next(self._ids) for _ in flows]
+        opened = self._open(flows, sizes, ids)
+        done = self._start(flows)
+        self._raise_failures(flows, ids, [d.failures for d in done.values()], "broke")
+        self.sent_bytes += sum(sum(d.sent_bytes.values()) for d in done.values())
+        return [
+            FlowReading(
+                source=flow.source,
+                target=flow.target,
+                latency_s=opened[flow.source].latencies_s[flow_id],
+                arrivals=[
+                    (at_s - self.clients[flow.target].clock_ahead_s, count)
+                    for at_s, count in done[flow.target].arrivals[flow_id]
+                ],
+            )
+            for flow, flow_id in zip(flows, ids, strict=True)
+        ]
+
+    def _open(
+        self, flows: Sequence[Flow], sizes: Sequence[int], ids: Sequence[str]
+    ) -> dict[int, FlowsOpened]:
+        sends: dict[int, list[SendOrder]] = defaultdict(list)
+        receives: dict[int, list[str]] = defaultdict(list)
+        for flow, size, flow_id in zip(flows, sizes, ids, strict=True):
+            target = self.clients[flow.target]
+            sends[flow.source].append(
+                SendOrder(
+                    flow_id=flow_id,
+                    target_host=target.description.address,
+                    target_port=target.address.port,
+                    max_bytes=size,
+                    duration_s=flow.duration_s,
+                )
+            )
+            receives[flow.target].append(flow_id)
+        hosts = sorted(sends.keys() | receives.keys())
+        for host in hosts:
+            request = OpenFlows(
+                sends=tuple(sends[host]),
+                receives=tuple(receives[host]),
+                timeout_s=self._timeout_s,
+            )
+            self.clients[host].tell(request)
+        deadline_s = time.monotonic() + self._timeout_s + _REPLY_MARGIN_S
+        opened = {}
+        silent: CommunicationError | None = None
+        for host in hosts:
+            left_s = max(deadline_s - time.monotonic(), 0.05)
+            try:
+                opened[host] = self.clients[host].hear(FlowsOpened, left_s)
+            except CommunicationError as error:
+                silent = silent or error
+        if silent is not None:
+            raise silent
+        self._raise_failures(flows, ids, [o.failures for o in opened.values()], "failed")
+        return opened
+
+    def _start(self, flows: Sequence[Flow]) -> dict[int, FlowsDone]:
+        hosts = sorted({host for flow in flows for host in (flow.source, flow.target)})
+        longest_s = max(flow.duration_s for flow in flows)
+        timeout_s = longest_s + _SLOWEST_DRAIN_S
+        start_at_s = time.time() + _LEAD_S
+        for host in hosts:
+            client = self.clients[host]
+            client.tell(
+                RunFlows(start_at_s=start_at_s + client.clock_ahead_s, timeout_s=timeout_s)
+            )
+        deadline_s = time.monotonic() + timeout_s + _REPLY_MARGIN_S
+        done = {}
+        for host in hosts:
+            left_s = max(deadline_s - time.monotonic(), 0.05)
+            done[host] = self.clients[host].hear(FlowsDone, left_s)
+        return done
+
+    def _raise_failures(
+        self,
+        flows: Sequence[Flow],
+        ids: Sequence[str],
+        failures: Sequence[tuple[FlowFailure, ...]],
+        verb: str,
+    ) -> None:
+        reasons: dict[str, str] = {}
+        for failure in itertools.chain(*failures):
+            # Both ends complain; the one that could not connect knows why.
+            if (
+                failure.flow_id not in reasons
+                or "did not connect" in reasons[failure.flow_id]
+            ):
+                reasons[failure.flow_id] = failure.reason
+        if not reasons:
+            return
+        flow_of = dict(zip(ids, flows, strict=True))
+        broken = {(flow_of[i].source, flow_of[i].target) for i in reasons if i in flow_of}
+        flow_id = next(i for i in ids if i in reasons)
+        flow = flow_of[flow_id]
+        source, target = self.clients[flow.source], self.clients[flow.target]
+        both = (flow.target, flow.source) in broken
+        way = (
+            "and neither the other way round"
+            if both
+            else "though the other way round works"
+            if any((f.target, f.source) == (flow.source, flow.target) for f in flows)
+            else "the other way round was not tried"
+        )
+        more = f"; {len(broken)} links {verb} in all" if len(broken) > 1 + both else ""
+        msg = (
+            f"the link from {source} to {target} {verb}: {reasons[flow_id]}, {way}{more}; "
+            f"check firewalls (TCP to port {target.address.port} from "
+            f"{source.description.address}) and that both chose an interface of the same "
+            f"network ({source.description.interface} and {target.description.interface})"
+        )
+        raise CommunicationError(msg)
