@@ -30,6 +30,7 @@ from geartrain.bench.macro_settings import (
     ReferenceLosses,
 )
 from geartrain.devices import Fleet
+from geartrain.devices.emulation.network import NetworkSpec, parse_links
 from geartrain.devices.host import cores_present
 from geartrain.devices.probe import resolve_fleet
 from geartrain.errors import ConfigError
@@ -47,6 +48,8 @@ class MacroOptions:
     oversubscribe: bool = False
     global_batch_size: int | None = None
     """None: 256, or 64 with ``quick``."""
+    links: str | None = None
+    """Each device of the unequal fleet is a host of its own; None: no emulated links."""
 
     @property
     def batch_size(self) -> int:
@@ -70,9 +73,11 @@ def run_macro(options: MacroOptions, say: Say) -> MacroRaw:
     fleet = resolve_emulated(
         options.fleet, options.batch_size, oversubscribe=options.oversubscribe
     )
-    say(f"1 of 3: {fleet.spec}, four variants in turn, then a slow-down")
+    links = options.links and parse_links(options.links, len(fleet.devices))
+    over = f" over {options.links}" if options.links else ""
+    say(f"1 of 3: {fleet.spec}{over}, four variants in turn, then a slow-down")
     unequal_settings = _unequal_settings(options)
-    unequal, run = _run_fleet(fleet, unequal_settings, say)
+    unequal, run = _run_fleet(fleet, unequal_settings, say, links or None)
     equal_fleet = _equal_fleet(fleet, options)
     say(f"2 of 3: {equal_fleet.spec}, DDP and geartrain in turn")
     equal, equal_run = _run_fleet(
@@ -94,6 +99,8 @@ def run_macro(options: MacroOptions, say: Say) -> MacroRaw:
         equal_steps=equal_run.steps,
         one_device=one_device,
         reference=reference,
+        links=links or None,
+        links_spec=options.links,
     )
 
 
@@ -196,10 +203,10 @@ def _one_device_settings(
 
 
 def _run_fleet(
-    fleet: Fleet, settings: FleetSettings, say: Say
+    fleet: Fleet, settings: FleetSettings, say: Say, links: NetworkSpec | None = None
 ) -> tuple[FleetMeasurement, FleetRun]:
     with scratch_directory() as folder:
-        run = run_script("macro_worker", fleet, settings, Path(folder), say)
+        run = run_script("macro_worker", fleet, settings, Path(folder), say, links=links)
         return read_document(Path(folder) / MEASUREMENT_NAME, FleetMeasurement), run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from geartrain.bench.link_bound import exchange_bound_s, step_bound
 from geartrain.bench.macro_result import (
     Flat,
     alone_samples_per_s,
@@ -23,7 +24,11 @@ from geartrain.bench.macro_settings import (
     ReferenceLosses,
 )
 from geartrain.devices import Fleet
+from geartrain.devices.emulation.network import NetworkSpec
 from geartrain.telemetry import RunEvent, StepRecord
+
+_GRADIENT_BYTES = 4
+"""Of one parameter: all is float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,10 @@ class MacroRaw:
     """Of geartrain on the two equal devices."""
     one_device: OneDeviceMeasurement
     reference: ReferenceLosses
+    links: NetworkSpec | None = None
+    """Between the devices of the unequal fleet, in the fleet's order; None: none."""
+    links_spec: str | None = None
+    """As they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +106,31 @@ def flatten(raw: MacroRaw) -> Flat:
         "ddp_uneven_spread_fraction": uneven.spread_fraction,
         "geartrain_spread_fraction": geartrain.spread_fraction,
     }
+    flat |= _link_keys(raw, alone, {"": geartrain.median, "ddp_": ddp.median})
     return flat | _slowdown_keys(raw, alone) | _device_keys(raw, alone) | _end(raw)
+
+
+def _link_keys(
+    raw: MacroRaw, alone: dict[str, float], samples_per_s: dict[str, float]
+) -> Flat:
+    """Against the larger one of two bounds of a step: to compute, or to exchange."""
+    if raw.links is None:
+        return {}
+    total = raw.settings.global_batch_size
+    gradient_bytes = _GRADIENT_BYTES * raw.unequal.num_parameters
+    speeds = [alone[device.device_id] for device in raw.fleet.devices]
+    bound = step_bound(total, speeds, gradient_bytes, raw.links)
+    keys: Flat = {
+        "links": raw.links_spec,
+        "compute_bound_step_s": total / sum(speeds),
+        "link_bound_step_s": exchange_bound_s(gradient_bytes, raw.links),
+        "bound_step_s": bound.step_s,
+        "bound_num_devices": bound.num_devices,
+    }
+    for prefix, speed in samples_per_s.items():
+        keys[f"{prefix}step_s"] = total / speed
+        keys[f"{prefix}link_bound_efficiency"] = bound.step_s * speed / total
+    return keys
 
 
 def _ceiling(alone: dict[str, float]) -> float:
@@ -166,6 +199,7 @@ TARGETS = {
     "slowdown_detect_steps": Target(text="<= 5", limit=5, is_upper=True),
     "slowdown_replan_steps": Target(text="<= 3", limit=3, is_upper=True),
     "slowdown_recovered_fraction": Target(text=">= 0.9", limit=0.9, is_upper=False),
+    "link_bound_efficiency": Target(text=">= 0.85", limit=0.85, is_upper=False),
     "loss_difference_vs_one_device": Target(text="<= 1e-4", limit=1e-4, is_upper=True),
 }
 
@@ -184,6 +218,15 @@ _ROWS = (
     ("slow-down 2x: further steps until re-planned", "slowdown_replan_steps"),
     ("slow-down 2x: throughput / new bound", "slowdown_recovered_fraction"),
 )
+_LINK_ROWS = (
+    ("step: all devices' bound by computing (s)", "compute_bound_step_s"),
+    ("step: all devices' bound by the links (s)", "link_bound_step_s"),
+    ("step: bound, of the best choice of devices (s)", "bound_step_s"),
+    ("devices in that choice", "bound_num_devices"),
+    ("step: geartrain (s)", "step_s"),
+    ("link-bound efficiency: bound / step", "link_bound_efficiency"),
+    ("the same of DDP, equal batches", "ddp_link_bound_efficiency"),
+)
 _SPREADS = {
     "sum_speeds_samples_per_s": "sum_speeds_spread_fraction",
     "ddp_samples_per_s": "ddp_spread_fraction",
@@ -198,7 +241,7 @@ TABLE_HEAD = ("", "measured", "spread", "target", "")
 def table_rows(result: Flat) -> list[tuple[str, ...]]:
     """Rows for people: what, measured, spread over rounds, target, whether it is met."""
     rows: list[tuple[str, ...]] = []
-    for name, key in _ROWS:
+    for name, key in (*_ROWS, *(_LINK_ROWS if "links" in result else ())):
         target = TARGETS.get(key)
         value = result[key]
         spread = result.get(_SPREADS.get(key, ""))

@@ -20,7 +20,13 @@ from geartrain.bench.provenance import command_line, current_commit
 from geartrain.bench.tail import TailOptions, run_tail
 from geartrain.bench.tail_result import TAIL_TABLE_HEAD, TailResult, tail_table_rows
 from geartrain.cli.tables import print_table
-from geartrain.cli.verb import Verb, json_option, oversubscribe_option, print_json
+from geartrain.cli.verb import (
+    Verb,
+    json_option,
+    links_option,
+    oversubscribe_option,
+    print_json,
+)
 from geartrain.launch.run_directory import collect_versions
 from geartrain.telemetry import write_document
 
@@ -47,6 +53,7 @@ def bench() -> None:
     help="Samples of an optimizer step; 256, or 64 with --quick.",
 )
 @oversubscribe_option
+@links_option
 @click.option(
     "-o",
     "--output",
@@ -66,7 +73,7 @@ def macro(
     about five minutes.
     """
     asked = MacroOptions(**options)
-    path = output or _default_output("macro", asked)
+    path = output or _default_output("macro", asked, asked.links)
     raw = run_macro(asked, _show_progress)
     result = MacroResult(
         result=flatten(raw),
@@ -120,8 +127,11 @@ def tail(
     _hand_out(result, path, as_json=as_json)
 
 
-def _default_output(name: str, asked: MacroOptions | TailOptions) -> Path | None:
-    return default_output(name, asked.fleet, time.time(), Path.cwd(), quick=asked.quick)
+def _default_output(
+    name: str, asked: MacroOptions | TailOptions, links: str | None = None
+) -> Path | None:
+    where = f"{asked.fleet}-links-{links}" if links else asked.fleet
+    return default_output(name, where, time.time(), Path.cwd(), quick=asked.quick)
 
 
 def _hand_out(
