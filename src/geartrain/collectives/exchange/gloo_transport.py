@@ -143,7 +143,8 @@ class GlooTransport:
             group = build_group(store, index, size, self._settings)
         except (RuntimeError, ConnectionError, CommunicationError) as error:
             with self._changed:
-                stage.error = error
+                # Its traceback would keep the half-made group's sockets open.
+                stage.error = error.with_traceback(None)
                 self._changed.notify_all()
             return
         with self._changed:

@@ -109,8 +109,14 @@ def _borrowed(fd: int) -> Iterator[socket.socket | None]:
     """The TCP socket behind a descriptor that stays its owner's; None for another kind."""
     try:
         # A copy, so that it stays open here even if its owner closes it now.
-        found = socket.socket(fileno=os.dup(fd))
+        copy = os.dup(fd)
     except OSError:
+        yield None
+        return
+    try:
+        found = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)  # the descriptor is something else's by now
         yield None
         return
     with found:
