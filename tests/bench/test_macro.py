@@ -14,6 +14,7 @@ from geartrain.bench.provenance import current_commit
 from geartrain.cli import main
 from geartrain.errors import ConfigError
 from geartrain.telemetry import read_document
+from lab_traffic import needs_networks
 from measured_runs import KEYS_OF_THE_CLAIMS
 from run_command import run_command
 
@@ -62,6 +63,37 @@ def test_raw_result_goes_to_the_results_folder_only_where_there_is_one(
 
 def test_no_repository_has_no_commit(tmp_path: Path) -> None:
     assert current_commit(tmp_path) == ""
+
+
+def test_links_of_another_number_of_hosts_are_refused() -> None:
+    asked = MacroOptions(fleet="emulated:0.1,0.1", links="2x2:50Mbit:5Mbit")
+    with pytest.raises(ConfigError, match="describe 4 hosts, but there are 2 devices"):
+        run_macro(asked, ignore)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@needs_networks
+@pytest.mark.timeout(400)
+def test_quick_run_over_links_is_compared_with_their_bound(tmp_path: Path) -> None:
+    printed = run_command(
+        "geartrain",
+        *("bench", "macro", "--quick", "--json", "-o", "raw.json"),
+        *("--fleet", "emulated:0.4,0.2", "--links", "40Mbit"),
+        cwd=tmp_path,
+        timeout_s=390,
+    )
+
+    flat = json.loads(printed.splitlines()[-1])
+    assert flat["links"] == "40Mbit"
+    assert flat["link_bound_step_s"] == pytest.approx(
+        4 * flat["num_parameters"] / (40e6 / 8)
+    )
+    assert 0.2 < flat["link_bound_efficiency"] < 1.1
+    assert flat["loss_difference_vs_one_device"] < 1e-4
+    stored = read_document(tmp_path / "raw.json", MacroResult)
+    assert stored.raw.links is not None
+    assert stored.raw.links.num_hosts == 2
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from geartrain.bench.macro_result import (
     overhead_error,
 )
 from geartrain.bench.macro_settings import AlonePhase, ModelSize, OneDeviceMeasurement
+from geartrain.devices.emulation.network import parse_links
 from geartrain.errors import ConfigError
 from measured_runs import (
     KEYS_OF_THE_CLAIMS,
@@ -33,6 +34,31 @@ def test_flat_object_has_the_keys_of_the_claims_and_one_level() -> None:
     assert flat.keys() >= KEYS_OF_THE_CLAIMS
     assert all(isinstance(v, str | float | int | None) for v in flat.values())
     assert msgspec.json.decode(msgspec.json.encode(flat)) == flat
+
+
+def test_step_over_links_is_compared_with_the_larger_of_its_bounds() -> None:
+    raw = raw_result()
+    # 40 samples at 80/s in all take 0.5 s; 4000 bytes at 8 kbit/s take 4 s.
+    fast = flatten(replace(raw, links=parse_links("8Mbit", 2), links_spec="8Mbit"))
+    slow = flatten(replace(raw, links=parse_links("64kbit", 2), links_spec="64kbit"))
+    hopeless = flatten(replace(raw, links=parse_links("8kbit", 2), links_spec="8kbit"))
+
+    assert fast["link_bound_step_s"] == pytest.approx(0.004)
+    assert fast["link_bound_efficiency"] == pytest.approx(fast["efficiency"])
+    assert slow["bound_step_s"] == pytest.approx(0.5)
+    assert hopeless["link_bound_step_s"] == pytest.approx(4.0)
+    assert hopeless["bound_num_devices"] == 1
+    assert hopeless["bound_step_s"] == pytest.approx(40 / 60)
+    assert hopeless["link_bound_efficiency"] == pytest.approx(74 / 60)
+
+
+def test_rows_on_links_are_shown_only_over_links() -> None:
+    raw = raw_result()
+    over_links = replace(raw, links=parse_links("8Mbit", 2), links_spec="8Mbit")
+    name = "link-bound efficiency: bound / step"
+
+    assert name not in [row[0] for row in table_rows(flatten(raw))]
+    assert name in [row[0] for row in table_rows(flatten(over_links))]
 
 
 def test_throughputs_are_medians_over_the_rounds() -> None:
