@@ -1,13 +1,17 @@
-"""``geartrain probe``."""
+"""``geartrain probe``: devices, links between hosts, settings of the fabric."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
+from geartrain.cli.fabric import show_advice
 from geartrain.cli.fleet import show_progress
+from geartrain.cli.link_agent import AgentOptions, run_agent
+from geartrain.cli.links import LinkOptions, probe_links
 from geartrain.cli.tables import print_table
 from geartrain.cli.verb import (
     Verb,
@@ -18,11 +22,23 @@ from geartrain.cli.verb import (
 )
 from geartrain.devices.probe import resolve_fleet
 from geartrain.devices.profile import DeviceProfile, Fleet, MeasuredRate
+from geartrain.errors import ConfigError
 from geartrain.telemetry import write_document
 from geartrain.units import format_bytes, format_rate
 
 _NOISY_FRACTION = 0.5
 """A spread above half of the median says more about the machine's other work."""
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_OF_LINKS = (
+    "hosts",
+    "hosts_file",
+    "racks",
+    "scontrol",
+    "kubernetes_labels",
+    "picture",
+    "max_bytes",
+)
+_OF_AGENT = ("listen",)
 
 
 @click.command(cls=Verb)
@@ -30,11 +46,48 @@ _NOISY_FRACTION = 0.5
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the fleet to this file, for --fleet.",
+    type=_FILE,
+    help="Write the fleet to this file, for --fleet; with --links the links as well.",
 )
 @click.option("--no-cache", is_flag=True, help="Measure again what was measured before.")
 @oversubscribe_option
+@click.option(
+    "--links",
+    is_flag=True,
+    help="Measure links: within this host, or between the hosts of --hosts.",
+)
+@click.option(
+    "--hosts", metavar="A:PORT,B:PORT", help="With --links: the agents, one a host."
+)
+@click.option("--hosts-file", type=_FILE, help="The agents, one a line.")
+@click.option(
+    "--racks", type=_FILE, help='Which host is in which rack: [racks] left = ["node1"].'
+)
+@click.option("--scontrol", type=_FILE, help="Output of `scontrol show topology`.")
+@click.option(
+    "--kubernetes-labels", type=_FILE, help="Output of `kubectl get nodes -o json`."
+)
+@click.option("--picture", type=_FILE, help="Draw the links: FILE.png or FILE.svg.")
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    help="All that --links may send, such as 64MB, the default up to 8 hosts.",
+)
+@click.option(
+    "--agent", is_flag=True, help="Answer the --links of another host, until Ctrl-C."
+)
+@click.option(
+    "--listen",
+    metavar="ADDRESS[:PORT]",
+    help="With --agent: where; else the fastest interface, any port.",
+)
+@click.option("--token-file", type=_FILE, help="The secret that agents and --links share.")
+@click.option("--interface", metavar="NAME", help="The network interface to use.")
+@click.option(
+    "--fabric-advice",
+    is_flag=True,
+    help="Check this host's network settings; print what to set, and set nothing.",
+)
 @json_option
 def probe(
     fleet_spec: str | None,
@@ -42,8 +95,37 @@ def probe(
     no_cache: bool,
     oversubscribe: bool,
     as_json: bool,
+    **options: Any,  # Any: those of --links, --agent and --fabric-advice
 ) -> None:
-    """Measure the devices: how fast they multiply, read memory, and copy."""
+    """Measure the devices: how fast they multiply, read memory, and copy.
+
+    With --links, measure what connects them; see also --agent and --fabric-advice.
+    """
+    mode = _choose_mode(options)
+    token_file, interface = options["token_file"], options["interface"]
+    if mode == "agent":
+        agent = AgentOptions(
+            listen=options["listen"],
+            interface=interface,
+            token_file=token_file,
+            fleet_spec=fleet_spec,
+        )
+        run_agent(agent, as_json=as_json)
+        return
+    if mode == "fabric_advice":
+        show_advice(interface, output, as_json=as_json)
+        return
+    if mode == "links":
+        links = LinkOptions(
+            fleet_spec=fleet_spec,
+            output=output,
+            use_cache=not no_cache,
+            oversubscribe=oversubscribe,
+            token_file=token_file,
+            **{name: options[name] for name in _OF_LINKS},
+        )
+        probe_links(links, as_json=as_json)
+        return
     fleet = resolve_fleet(
         fleet_spec,
         oversubscribe=oversubscribe,
@@ -59,6 +141,35 @@ def probe(
     print_fleet(fleet)
     if output is not None:
         click.echo(f"fleet written to {output}")
+
+
+def _choose_mode(options: dict[str, Any]) -> str | None:  # Any: values of options
+    """Find what is asked for, and refuse options that belong to something else.
+
+    Raises:
+        ConfigError: If two things are asked for, or an option has nothing to act on.
+    """
+    modes = [name for name in ("links", "agent", "fabric_advice") if options[name]]
+    if len(modes) > 1:
+        both = " and ".join(_flag(name) for name in modes)
+        msg = f"{both} are different things to do; give one of them"
+        raise ConfigError(msg)
+    mode = modes[0] if modes else None
+    allowed = {
+        "links": (*_OF_LINKS, "token_file"),
+        "agent": (*_OF_AGENT, "token_file", "interface"),
+        "fabric_advice": ("interface",),
+    }
+    for name in (*_OF_LINKS, *_OF_AGENT, "token_file", "interface"):
+        if options[name] is not None and name not in allowed.get(mode or "", ()):
+            wanted = [_flag(m) for m, names in allowed.items() if name in names]
+            msg = f"{_flag(name)} goes with {' or '.join(wanted)}; add it or leave this out"
+            raise ConfigError(msg)
+    return mode
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def print_fleet(fleet: Fleet) -> None:

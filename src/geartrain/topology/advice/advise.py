@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from geartrain.devices.interconnect.facts import AbsentFact
 from geartrain.topology.advice import ethernet, hardware, roce, tcp
 from geartrain.topology.advice.environment import advise_environment, rdma_rails
 from geartrain.topology.advice.ethernet import show_rate
@@ -58,8 +59,22 @@ def advise(facts: FabricFacts, interface: str | None = None) -> FabricAdvice:
         findings=tuple(sorted(found, key=lambda one: _ORDER.index(one.severity))),
         environment=advise_environment(facts, interface),
         affinities=nearest_nics(facts),
-        unchecked=facts.absent,
+        unchecked=relevant_absences(facts),
     )
+
+
+def relevant_absences(facts: FabricFacts) -> tuple[AbsentFact, ...]:
+    """What could not be read and would matter on this host.
+
+    Flow control matters to RDMA only, and links between accelerators where there are
+    several.
+    """
+    without = []
+    if not facts.rdma_devices:
+        without += ["PFC of ", "ECN of ", "pause of "]
+    if len(facts.accelerators) < 2:  # noqa: PLR2004 - one has nobody to be linked to
+        without += ["NVLink", "XGMI", "HCCS", "Xe Link"]
+    return tuple(one for one in facts.absent if not one.what.startswith(tuple(without)))
 
 
 def _summarise(facts: FabricFacts) -> Iterator[str]:
