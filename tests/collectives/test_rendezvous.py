@@ -79,3 +79,14 @@ def test_a_failed_call_says_what_failed_and_where_to_look() -> None:
 def test_an_error_of_another_kind_stays_what_it_is() -> None:
     with pytest.raises(KeyError):
         fail_with(KeyError("x"))
+
+
+def test_rank_0_hands_its_document_to_all() -> None:
+    store = HashStore()
+    assert rendezvous_of(store, 0).broadcast("seed", 7, int) == 7
+    assert rendezvous_of(store, 1).broadcast("seed", 8, int) == 7
+
+
+def test_a_missing_rank_0_is_named() -> None:
+    with pytest.raises(CommunicationError, match=r"the seed of cpu#0 \(rank 0\), which"):
+        rendezvous_of(HashStore(), 1, timeout_s=0.1).broadcast("seed", 8, int)

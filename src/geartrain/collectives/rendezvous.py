@@ -58,6 +58,24 @@ class Rendezvous:
             for r in range(self.world_size)
         ]
 
+    def broadcast(self, topic: str, document: T, kind: type[T]) -> T:
+        """Hand rank 0's document to all; what the others pass is not looked at.
+
+        All ranks must call it in the same order.
+
+        Raises:
+            CommunicationError: If rank 0 does not answer in time.
+        """
+        if self.store is None:
+            return document
+        self._round += 1
+        key = f"broadcast/{self._round}/{topic}"
+        if self.rank == 0:
+            self.store.set(key, encode_document(document).decode())
+            return document
+        deadline_at_s = time.monotonic() + self.timeout_s
+        return decode_document(self._get(key, 0, topic, deadline_at_s), kind, "rank 0")
+
     def find_missing(self, topic: str) -> list[str]:
         """After a failed exchange: who does not say that it failed for them too."""
         if self.store is None:

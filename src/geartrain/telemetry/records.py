@@ -6,8 +6,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 EventKind = Literal[
-    "profiled", "planned", "slowdown", "replanned", "epoch", "saved", "stopped", "note"
+    "linked",
+    "exchange",
+    "profiled",
+    "planned",
+    "slowdown",
+    "replanned",
+    "relinked",
+    "lost",
+    "epoch",
+    "saved",
+    "stopped",
+    "note",
 ]
+"""linked: the links were probed; exchange: how gradients are exchanged was decided;
+relinked: a link changed and was probed again; lost: a device is gone for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +45,10 @@ class StepRecord:
     data_s: float
     peak_memory_bytes: int
     loss: float
+    exchange_s: float = 0.0
+    """From when all devices had begun to exchange until it was done, overlap included."""
+    exchange_predicted_s: float = 0.0
+    """What the schedule in force predicts for it; 0 where nothing is exchanged."""
     schema_version: int = 1
 
 

@@ -1,0 +1,209 @@
+"""Where the ranks of a job are, and how their hosts are connected."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geartrain.errors import CommunicationError, ConfigError
+from geartrain.topology.agent import AgentSettings, LinkAgent
+from geartrain.topology.agent_protocol import AgentAddress
+from geartrain.topology.fleet_document import read_fleet_document
+from geartrain.topology.host_identity import read_host_identity
+from geartrain.topology.interfaces import InterfaceChoice, choose_interface, interface_of
+from geartrain.topology.local import local_topology
+from geartrain.topology.probe import probe_topology
+from geartrain.topology.profile import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from geartrain.collectives.rendezvous import Rendezvous
+    from geartrain.devices.profile import DeviceProfile
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What one rank tells the others about where it runs."""
+
+    host_id: str
+    address: str
+    """Of this host, as the others reach it."""
+    interface: str
+    device_kind: str
+    collective_backends: tuple[str, ...]
+    core_fraction: float | None
+    """Of an emulated device; None where nothing holds it back."""
+    fleet_path: str = ""
+    """A fleet file that may hold the links already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNetwork:
+    """Hosts, links, and who is where; the same on all ranks."""
+
+    topology: Topology
+    ranks: tuple[RankFacts, ...]
+    """One a rank, shape (world_size,)."""
+
+    @property
+    def placement(self) -> tuple[str, ...]:
+        """Host id of each rank, shape (world_size,)."""
+        return tuple(facts.host_id for facts in self.ranks)
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks share a host."""
+        return len(set(self.placement)) == 1
+
+
+def find_network(
+    rendezvous: Rendezvous,
+    device: DeviceProfile,
+    *,
+    peers: Sequence[str] = (),
+    address: str | None = None,
+    fleet_path: str = "",
+) -> JobNetwork:
+    """Find out where all ranks are, and measure the links between their hosts.
+
+    All ranks must call it together. On a single host nothing is sent. On several, each
+    host's first rank measures with the others, led by rank 0; the links that a fleet file
+    holds already are taken instead where they are of the same hosts.
+
+    Args:
+        rendezvous: All ranks.
+        device: This rank's.
+        peers: Names or addresses that this host talks to, to choose its own address.
+        address: This host's own, where it is known.
+        fleet_path: A fleet file that may hold the links.
+
+    Raises:
+        CommunicationError: If a host can't be reached, or two can't reach each other.
+    """
+    choice = _own_address(peers, address)
+    own = RankFacts(
+        host_id=read_host_identity().host_id,
+        address=choice.address,
+        interface=choice.interface,
+        device_kind=device.kind,
+        collective_backends=device.collective_backends,
+        core_fraction=device.core_fraction,
+        fleet_path=fleet_path,
+    )
+    ranks = tuple(rendezvous.gather("place", own, RankFacts))
+    if len({facts.host_id for facts in ranks}) == 1:
+        names = rendezvous.member_ids
+        return JobNetwork(topology=local_topology(tuple(names)), ranks=ranks)
+    known = _Probed(topology=_known_links(ranks) if rendezvous.rank == 0 else None)
+    known = rendezvous.broadcast("known links", known, _Probed)
+    topology = known.topology or _measure(rendezvous, ranks, choice)
+    return JobNetwork(topology=topology, ranks=ranks)
+
+
+def probe_again(rendezvous: Rendezvous, network: JobNetwork) -> JobNetwork:
+    """Measure all links anew; all ranks must call it together.
+
+    Raises:
+        CommunicationError: As ``find_network``.
+    """
+    own = network.ranks[rendezvous.rank]
+    choice = InterfaceChoice(
+        address=own.address, interface=own.interface, reason="was chosen before"
+    )
+    topology = _measure(rendezvous, network.ranks, choice)
+    return JobNetwork(topology=topology, ranks=network.ranks)
+
+
+def _own_address(peers: Sequence[str], address: str | None) -> InterfaceChoice:
+    if address is None:
+        return choose_interface(peers)
+    interface = interface_of(address)
+    if interface is None:
+        msg = (
+            f"this worker was told to use {address}, which is no address of its host; "
+            "start again with `geartrain run`"
+        )
+        raise ConfigError(msg)
+    return InterfaceChoice(address=address, interface=interface, reason="was given")
+
+
+def _known_links(ranks: tuple[RankFacts, ...]) -> Topology | None:
+    """The links of the fleet file, where they are those of these hosts."""
+    path = ranks[0].fleet_path
+    if not path or not Path(path).is_file():
+        return None
+    topology = read_fleet_document(Path(path)).topology
+    if topology is None:
+        return None
+    known = {host.tier_id for host in topology.hosts}
+    here = {facts.host_id for facts in ranks}
+    if here <= known:
+        return topology
+    logger.warning(
+        "%s holds the links of other hosts (%s are new); measuring them",
+        path,
+        ", ".join(sorted(here - known)),
+    )
+    return None
+
+
+def _measure(
+    rendezvous: Rendezvous, ranks: tuple[RankFacts, ...], choice: InterfaceChoice
+) -> Topology:
+    """Let each host's first rank run a link agent, and rank 0 lead the probe."""
+    token = rendezvous.broadcast("probe token", secrets.token_hex(16), str)
+    speaks = _first_rank_of(ranks, ranks[rendezvous.rank].host_id) == rendezvous.rank
+    with ExitStack() as stack:
+        agent = ""
+        if speaks:
+            names = tuple(
+                rendezvous.member_ids[rank]
+                for rank, facts in enumerate(ranks)
+                if facts.host_id == ranks[rendezvous.rank].host_id
+            )
+            settings = AgentSettings(
+                addresses=(choice.address,), device_ids=names, notes=choice.notes
+            )
+            agent = str(stack.enter_context(LinkAgent(token, settings)).address)
+        agents = rendezvous.gather("link agent", agent, str)
+        found = _lead(agents, token) if rendezvous.rank == 0 else _Probed()
+        # All keep their agents until rank 0 is done.
+        found = rendezvous.broadcast("links", found, _Probed)
+    if found.topology is None:
+        raise CommunicationError(found.error)
+    return found.topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probed:
+    """What rank 0 found, or why it could not."""
+
+    topology: Topology | None = None
+    error: str = ""
+
+
+def _lead(agents: Sequence[str], token: str) -> _Probed:
+    addresses = [AgentAddress.parse(agent) for agent in agents if agent]
+    started_at_s = time.monotonic()
+    try:
+        topology = probe_topology(addresses, token)
+    except (CommunicationError, ConfigError) as error:
+        return _Probed(error=f"measuring the links between hosts failed: {error}")
+    logger.info(
+        "measured the links of %d hosts in %.1f s",
+        len(addresses),
+        time.monotonic() - started_at_s,
+    )
+    return _Probed(topology=topology)
+
+
+def _first_rank_of(ranks: tuple[RankFacts, ...], host_id: str) -> int:
+    return next(rank for rank, facts in enumerate(ranks) if facts.host_id == host_id)
