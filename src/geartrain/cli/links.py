@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -148,14 +148,18 @@ def _check_outputs(options: LinkOptions) -> None:
             msg = "--picture needs matplotlib; pip install 'geartrain[report]'"
             raise ConfigError(msg)
     for path in (options.output, options.picture):
-        parent = None if path is None else _existing_parent(path)
-        if parent is not None and not (parent.is_dir() and os.access(parent, os.W_OK)):
-            msg = f"cannot write {path}: {parent} is no folder to write into"
-            raise ConfigError(msg)
+        if path is not None:
+            _check_writable(path)
 
 
-def _existing_parent(path: Path) -> Path:
-    return next((one for one in path.resolve().parents if one.exists()), path.parent)
+def _check_writable(path: Path) -> None:
+    parent = next(one for one in path.resolve().parents if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}; choose another place"
+        raise ConfigError(msg) from error
 
 
 def _probe_hosts(options: LinkOptions, agents: Sequence[AgentAddress]) -> _Measured:
