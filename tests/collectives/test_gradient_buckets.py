@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from geartrain.collectives.gradient_buckets import GradientBuckets
+from geartrain.collectives.torch_collective import LocalCollective, apply_weight_
 from geartrain.errors import ConfigError
 
 
@@ -19,10 +20,15 @@ class Doubling:
 
     num_members: int = 2
     sent: list[int] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
 
-    def all_reduce(self, tensor: torch.Tensor) -> Doubling:
+    def all_reduce(
+        self, tensor: torch.Tensor, weight: float = 1.0, *, key: str | None = None
+    ) -> Doubling:
         self.sent.append(tensor.numel())
+        self.keys.append(key)
         self.last_dtype = tensor.dtype
+        apply_weight_(tensor, weight)
         tensor.mul_(2)
         return self
 
@@ -144,6 +150,32 @@ def test_sixteen_bit_gradients_travel_as_float32() -> None:
     assert model.second.bias.grad is not None
     assert model.second.bias.grad.dtype == torch.bfloat16
     assert model.second.bias.grad.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_buckets_are_weighted_and_named_alike_in_every_step() -> None:
+    model = TwoPaths()
+    buckets, group = buckets_of(model, bucket_bytes=48)
+    buckets.weight = 0.25
+
+    for _ in range(2):
+        buckets.begin_step()
+        backward(model)
+        buckets.send_rest()
+        buckets.wait()
+
+    assert model.second.bias.grad is not None
+    assert model.second.bias.grad.tolist() == [2 * 2 * 0.25] * 3
+    half = len(group.keys) // 2
+    assert len(set(group.keys)) == half
+    assert group.keys[:half] == group.keys[half:]
+
+
+def test_gradients_of_weight_zero_do_not_count_whatever_they_hold() -> None:
+    tensor = torch.tensor([float("nan"), 1.0])
+
+    LocalCollective().all_reduce(tensor, 0.0).wait()
+
+    assert tensor.tolist() == [0.0, 0.0]
 
 
 class Reentrant(nn.Module):

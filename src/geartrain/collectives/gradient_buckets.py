@@ -51,7 +51,8 @@ class GradientBuckets:
 
     Args:
         named_parameters: Those that take a gradient, in the model's order.
-        bucket_bytes: Largest size of a bucket, except for a larger parameter.
+        bucket_bytes: Largest size of a bucket, except for a larger parameter;
+            ``choose_bucket_bytes`` finds it from what an exchange takes.
 
     Raises:
         ConfigError: If no parameter takes a gradient.
@@ -60,6 +61,9 @@ class GradientBuckets:
     named_parameters: Sequence[tuple[str, torch.nn.Parameter]]
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     collective: Collective | None = None
+    weight: float = 1.0
+    """What this rank's gradients are multiplied by in the exchange; 0 counts them as
+    zeros, whatever they hold."""
     _buckets: list[_Bucket] = field(default_factory=list)
     _places: dict[torch.nn.Parameter, _Place] = field(default_factory=dict)
     _sending: bool = False
@@ -189,7 +193,7 @@ class GradientBuckets:
         if bucket.flat.dtype in _SUMMED_IN_FLOAT32:
             bucket.wire = bucket.flat.float()
         wire = bucket.flat if bucket.wire is None else bucket.wire
-        bucket.pending = self.collective.all_reduce(wire)
+        bucket.pending = self.collective.all_reduce(wire, self.weight, key=f"bucket{index}")
         self._next_index = index + 1
 
 

@@ -26,11 +26,20 @@ class Collective(Protocol):
     def num_members(self) -> int:
         """Ranks that take part."""
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
-        """Start replacing the tensor by its sum over all members.
+    def all_reduce(
+        self, tensor: torch.Tensor, weight: float = 1.0, *, key: str | None = None
+    ) -> Pending:
+        """Start replacing the tensor by its weighted sum over all members.
 
         All members must start the same collectives in the same order. The result
         has the same bits on every member.
+
+        Args:
+            tensor: This member's part; don't touch it until waited for.
+            weight: What this part is multiplied by; 0 counts it as zeros without
+                reading it, so that a NaN in it is harmless.
+            key: Name of a gradient, the same in every step. Only what has one may be
+                sent in a lossy code, and what the code lost is added in the next step.
         """
 
     def predict_s(self, num_bytes: int) -> float:

@@ -21,8 +21,15 @@ class LocalCollective:
 
     num_members = 1
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:  # noqa: ARG002 - protocol
-        """Leave the tensor as it is."""
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        weight: float = 1.0,
+        *,
+        key: str | None = None,  # noqa: ARG002 - protocol
+    ) -> Pending:
+        """Leave the tensor as it is, but for its weight."""
+        apply_weight_(tensor, weight)
         return _Done()
 
     def predict_s(self, num_bytes: int) -> float:  # noqa: ARG002 - protocol
@@ -66,8 +73,15 @@ class TorchCollective:
         """The torch.distributed group underneath."""
         return self._group
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
-        """Start replacing the tensor by its sum over all members."""
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        weight: float = 1.0,
+        *,
+        key: str | None = None,  # noqa: ARG002 - nothing is coded here
+    ) -> Pending:
+        """Start replacing the tensor by its weighted sum over all members."""
+        apply_weight_(tensor, weight)
         staged = self._stage(tensor)
         try:
             work = dist.all_reduce(staged, group=self._group, async_op=True)
@@ -99,6 +113,17 @@ class TorchCollective:
             "those workers' logs"
         )
         return CommunicationError(msg)
+
+
+def apply_weight_(tensor: torch.Tensor, weight: float) -> None:
+    """Multiply this member's part in place; weight 0 writes zeros without reading it.
+
+    0 times NaN would be NaN, and a part that doesn't count must not spoil the sum.
+    """
+    if weight == 0.0:
+        tensor.detach().zero_()
+    elif weight != 1.0:
+        tensor.detach().mul_(weight)
 
 
 def _backend_takes(group: dist.ProcessGroup, device: torch.device) -> bool:
