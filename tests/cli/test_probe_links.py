@@ -165,6 +165,11 @@ def test_unknown_host_is_named() -> None:
         (["--links", "--hosts", "a:1", "--racks", "/no/racks"], "/no/racks"),
         (["--links", "--hosts", "a:1", "--max-bytes", "much"], "'much'"),
         (["--links", "--hosts", "a:1", "--token-file", "/no/token"], "/no/token"),
+        (["--links", "--emulate-links", "2x2"], "2x2"),
+        (
+            ["--links", "--emulate-links", "2x2:1Mbit:1Mbit", "--hosts", "a:1"],
+            "leave --hosts",
+        ),
         (["--links", "--agent"], "--links and --agent are different things"),
         (["--hosts", "a:1"], "--hosts goes with --links"),
         (["--interface", "eth0"], "--interface goes with --agent or --fabric-advice"),
@@ -312,3 +317,21 @@ def test_racks_of_a_real_network_are_found_and_drawn(
     racks = [[topology.host(i).address for i in r.member_ids] for r in topology.racks]
     assert racks == [["198.18.0.1", "198.18.0.2"], ["198.18.0.3", "198.18.0.4"]]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_emulated_hosts_are_made_measured_and_removed(tmp_path: Path) -> None:
+    output = tmp_path / "fleet.json"
+    before = {path.name for path in Path("/run/netns").glob("geartrain-*")}
+    links = "--links", "--emulate-links", "2x2:200Mbit:20Mbit"
+
+    result = invoke("probe", *links, "--fleet", "cpu", "-o", output)
+
+    assert result.exit_code == 0, result.output
+    assert "note: emulated: 2x2:200Mbit:20Mbit" in result.stdout
+    topology = read_fleet_document(output).topology
+    assert topology is not None
+    assert [len(rack.member_ids) for rack in topology.racks] == [2, 2]
+    made = {path.name for path in Path("/run/netns").glob("geartrain-*")} - before
+    assert not {name for name in made if name.startswith(f"geartrain-{os.getpid()}-")}

@@ -14,6 +14,7 @@ from typing import Literal
 import click
 import msgspec
 
+from geartrain.cli.emulated_agents import emulated_agents
 from geartrain.cli.fabric import print_absent, print_interconnect
 from geartrain.cli.fleet import show_progress
 from geartrain.cli.link_agent import read_token
@@ -60,6 +61,7 @@ class LinkOptions:
     kubernetes_labels: Path | None
     picture: Path | None
     max_bytes: str | None
+    emulate_links: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ def probe_links(options: LinkOptions, *, as_json: bool) -> None:
     """
     _check_outputs(options)
     agents = read_agents(options.hosts, options.hosts_file)
-    measured = _probe_hosts(options, agents) if agents else _probe_here(options)
+    measured = _probe(options, agents)
     document = extend_fleet(measured.fleet, measured.topology, measured.fabric)
     if options.output is not None:
         write_document(options.output, document)
@@ -91,7 +93,7 @@ def probe_links(options: LinkOptions, *, as_json: bool) -> None:
         print_json(msgspec.to_builtins(document) | {"loopback": loopback})
         return
     print_topology(measured.topology)
-    if not agents:
+    if measured.loopback is not None:
         _print_host(measured)
     for path in (options.output, options.picture):
         if path is not None:
@@ -162,12 +164,29 @@ def _check_writable(path: Path) -> None:
         raise ConfigError(msg) from error
 
 
-def _probe_hosts(options: LinkOptions, agents: Sequence[AgentAddress]) -> _Measured:
+def _probe(options: LinkOptions, agents: Sequence[AgentAddress]) -> _Measured:
+    if options.emulate_links is None:
+        if not agents:
+            return _probe_here(options)
+        return _probe_hosts(options, agents, read_token(options.token_file))
+    if agents:
+        msg = "--emulate-links makes the hosts itself; leave --hosts and --hosts-file out"
+        raise ConfigError(msg)
+    show_progress(f"emulating {options.emulate_links}, and an agent on each host")
+    with emulated_agents(options.emulate_links) as emulated:
+        measured = _probe_hosts(options, emulated.addresses, emulated.token)
+    notes = (f"emulated: {options.emulate_links}", *measured.topology.notes)
+    topology = dataclasses.replace(measured.topology, notes=notes)
+    return dataclasses.replace(measured, topology=topology)
+
+
+def _probe_hosts(
+    options: LinkOptions, agents: Sequence[AgentAddress], token: str
+) -> _Measured:
     labels = read_rack_labels(options.racks, options.scontrol, options.kubernetes_labels)
     limits = ProbeLimits(
         max_bytes=None if options.max_bytes is None else parse_bytes(options.max_bytes)
     )
-    token = read_token(options.token_file)
     topology = probe_topology(agents, token, labels, _Progress(), limits)
     fleet = resolve_fleet(options.fleet_spec, oversubscribe=options.oversubscribe)
     return _Measured(fleet=fleet, topology=topology, fabric=read_fabric())

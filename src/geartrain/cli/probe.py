@@ -37,6 +37,7 @@ _OF_LINKS = (
     "kubernetes_labels",
     "picture",
     "max_bytes",
+    "emulate_links",
 )
 _OF_AGENT = ("listen",)
 
@@ -72,6 +73,12 @@ _OF_AGENT = ("listen",)
     "--max-bytes",
     metavar="SIZE",
     help="All that --links may send, such as 64MB, the default up to 8 hosts.",
+)
+@click.option(
+    "--emulate-links",
+    metavar="SPEC",
+    help="With --links: between emulated hosts, 2x4:500Mbit:50Mbit is 2 racks of 4 hosts, "
+    "their cards, and the racks' uplinks. Needs root.",
 )
 @click.option(
     "--agent", is_flag=True, help="Answer the --links of another host, until Ctrl-C."
