@@ -27,10 +27,10 @@ from geartrain.collectives.exchange.staged_chunk import (
 
 if TYPE_CHECKING:
     from geartrain.collectives.exchange.buffers import BufferPool
-    from geartrain.collectives.exchange.links import Links, LinkTable
+    from geartrain.collectives.exchange.links import Links
     from geartrain.collectives.exchange.pending_exchange import PendingExchange
     from geartrain.collectives.exchange.slow_coding import Coder, CoderTable
-    from geartrain.collectives.host_groups.protocol import HostExchange, HostGroup
+    from geartrain.collectives.host_groups.protocol import HostExchange
     from geartrain.planner.exchange.schedule import CommSchedule
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -57,8 +57,6 @@ class Machinery:
     """What all exchanges of an epoch use."""
 
     pool: BufferPool
-    host_group: HostGroup
-    links: LinkTable
     partial_coders: CoderTable | None
     """Of the thread that sends partial sums."""
     add_coders: CoderTable | None
@@ -96,8 +94,7 @@ class BucketRun:
     Args:
         pending: What the caller waits for.
         route: How tensors of this size go.
-        weight: What this member's part is multiplied by.
-        follow: Puts the thread's work behind the caller's on the device.
+        host: The tensor on its way through the host group.
         on_begin: Called when the first chunk begins.
         on_move: Called after each chunk's last step.
         on_done: Called with when it began and each stage's seconds.
@@ -107,13 +104,11 @@ class BucketRun:
     pending: PendingExchange
     route: Route
     machinery: Machinery
-    weight: float
-    follow: Callable[[], None] | None
+    host: HostExchange
     on_begin: Callable[[PendingExchange], None]
     on_move: Callable[[], None]
     on_done: Callable[[PendingExchange, float, dict[str, float]], None]
     on_fail: Callable[[str, Exception], None]
-    _host: HostExchange | None = None
     _wide: torch.Tensor | None = None
     _tensor: torch.Tensor | None = None
     _coders: SlowCoders | None = None
@@ -126,16 +121,10 @@ class BucketRun:
         return [ChunkRun(self, index).job() for index in range(len(self.route.bounds))]
 
     def begin(self) -> None:
-        """Open the tensor in the host group; the first thread, before the first chunk."""
+        """Before the first chunk, in the first thread."""
         self._began_at_s = time.monotonic()
         self.on_begin(self.pending)
-        if self.follow is not None:
-            self.follow()
-        host = self.machinery.host_group.open(
-            self.pending.flat, self.route.bounds, self.weight
-        )
-        self._host = host
-        whole = host.host_tensor
+        whole = self.host.host_tensor
         if whole is None:
             return
         if whole.dtype in _NARROW:
@@ -168,23 +157,21 @@ class BucketRun:
 
     def reduce(self, index: int) -> None:
         """Have the host's sum of a chunk."""
-        assert self._host is not None
-        self._host.reduce(index)
+        self.host.reduce(index)
         if self._wide is not None:
             start, stop = self.route.bounds[index]
-            whole = self._host.host_tensor
+            whole = self.host.host_tensor
             assert whole is not None
             self._wide[start:stop].copy_(whole[start:stop])
 
     def publish(self, index: int) -> None:
         """Give the total of a chunk to all processes of the host."""
-        assert self._host is not None
         if self._wide is not None:
             start, stop = self.route.bounds[index]
-            whole = self._host.host_tensor
+            whole = self.host.host_tensor
             assert whole is not None
             whole[start:stop].copy_(self._wide[start:stop])
-        self._host.publish(index)
+        self.host.publish(index)
         self.on_move()
 
     def fail(self, index: int, stage: str, error: Exception) -> None:
@@ -198,11 +185,10 @@ class BucketRun:
 
     def finish(self) -> None:
         """After the last chunk: give memory back and tell the caller."""
-        assert self._host is not None
-        self._host.finish()
+        self.host.finish()
         if self._wide is not None:
             self.machinery.pool.give(self._wide)
-        self._host = self._wide = self._tensor = None
+        self._wide = self._tensor = None
         stage_s = dict(zip(STAGES, self.stage_s, strict=True))
         self.on_done(self.pending, self._began_at_s, stage_s)
 

@@ -20,7 +20,6 @@ import torch
 
 from geartrain.collectives.exchange.buffers import BufferPool
 from geartrain.collectives.exchange.chunk_jobs import STAGES, BucketRun, Machinery, Route
-from geartrain.collectives.exchange.device_order import after_queued_work
 from geartrain.collectives.exchange.links import LinkTable
 from geartrain.collectives.exchange.observation import ExchangeObservation
 from geartrain.collectives.exchange.pending_exchange import PendingExchange
@@ -122,8 +121,6 @@ class ScheduledCollective:
         self._links.connect(book.schedules)
         self._machinery = Machinery(
             pool=BufferPool(),
-            host_group=host_group,
-            links=self._links,
             partial_coders=self._coders(self._settings.partial_feedback),
             add_coders=self._coders(self._settings.total_feedback),
             total_coders=self._coders(None),
@@ -192,8 +189,8 @@ class ScheduledCollective:
                 num_bytes=num_bytes,
                 overdue=self._overdue,
             )
+            self._queue(pending, weight)
             self._next_index += 1
-            self._queue(pending, weight, after_queued_work(pending.flat))
         return pending
 
     def observations(self) -> tuple[ExchangeObservation, ...]:
@@ -225,15 +222,15 @@ class ScheduledCollective:
 
     # -- inside -----------------------------------------------------------------
 
-    def _queue(
-        self, pending: PendingExchange, weight: float, follow: Callable[[], None] | None
-    ) -> None:
+    def _queue(self, pending: PendingExchange, weight: float) -> None:
         route = self._routes(
             pending.schedule, pending.flat.numel(), pending.key is not None
         )
         if not route.bounds:
             pending.succeed()
             return
+        # In the caller's thread: a device's copies follow what it has queued so far.
+        host = self._host_group.open(pending.flat, route.bounds, weight)
         self._pending[pending.index] = pending
         if len(self._pending) == 1:
             self._moved_at_s = time.monotonic()
@@ -241,8 +238,7 @@ class ScheduledCollective:
             pending=pending,
             route=route,
             machinery=self._machinery,
-            weight=weight,
-            follow=follow,
+            host=host,
             on_begin=self._began,
             on_move=self._move,
             on_done=self._done,
