@@ -37,6 +37,12 @@ def test_one_rack_has_no_fabric() -> None:
     assert "fabric" not in texts_of(make_racks([3]))
 
 
+def test_labels_stand_in_the_title() -> None:
+    picture = draw_links(make_racks([2]), "svg", ("emulated",)).decode()
+
+    assert "<!-- 2 hosts in 1 rack, measured, emulated -->" in picture
+
+
 def test_slow_link_is_marked() -> None:
     slow = draw_links(make_racks([4], nics={2: (20 * MEGABIT,) * 2}), "svg").decode()
 

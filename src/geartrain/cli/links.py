@@ -87,7 +87,9 @@ def probe_links(options: LinkOptions, *, as_json: bool) -> None:
         write_document(options.output, document)
     if options.picture is not None:
         file_format = _FORMATS[options.picture.suffix.lower()]
-        write_atomically(options.picture, draw_links(measured.topology, file_format))
+        words = () if options.emulate_links is None else ("emulated",)
+        picture = draw_links(measured.topology, file_format, words)
+        write_atomically(options.picture, picture)
     if as_json:
         loopback = msgspec.to_builtins(measured.loopback)
         print_json(msgspec.to_builtins(document) | {"loopback": loopback})

@@ -39,12 +39,15 @@ _GRID_Y, _ROW = 0.75, 0.32
 _COLUMN_INCHES, _GAP, _MAX_INCHES = 1.3, 0.6, 16.0
 
 
-def draw_links(topology: Topology, file_format: Literal["png", "svg"]) -> bytes:
+def draw_links(
+    topology: Topology, file_format: Literal["png", "svg"], labels: Sequence[str] = ()
+) -> bytes:
     """Draw hosts, racks and rates, and the matrix of what single flows reached.
 
     Args:
         topology: Measured links.
         file_format: Of the image returned.
+        labels: Words that every result of these links must carry, such as "emulated".
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -63,7 +66,7 @@ def draw_links(topology: Topology, file_format: Literal["png", "svg"]) -> bytes:
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": topology.fingerprint}):
         total = width + (side + 1.2 if has_matrix else 0.0)
         figure = Figure(figsize=(total, height), layout="constrained")
-        figure.suptitle(_title(topology))
+        figure.suptitle(_literal(_title(topology, labels)))
         if has_matrix:
             ratios = [width, side + 1.2]
             graph, matrix = figure.subplots(1, 2, width_ratios=ratios)
@@ -342,10 +345,10 @@ def _is_slow(tier: Tier, median: float | None) -> bool:
     return rate is not None and median is not None and rate < _SLOW_FRACTION * median
 
 
-def _title(topology: Topology) -> str:
+def _title(topology: Topology, labels: Sequence[str]) -> str:
     hosts, racks = len(topology.hosts), len(topology.racks)
     what = f"{hosts} host{'s' * (hosts > 1)} in {racks} rack{'s' * (racks > 1)}"
-    return f"{what}, {topology.source}"
+    return ", ".join((what, topology.source, *labels))
 
 
 def _without_hash(host_id: str) -> str:
