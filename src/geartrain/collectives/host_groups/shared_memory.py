@@ -26,15 +26,20 @@ if TYPE_CHECKING:
     from geartrain.collectives.host_groups.protocol import HostExchange
     from geartrain.collectives.host_groups.shared_segment import Meeting
 
-_NUM_SLOTS = 4
-"""One more than the steps of a sum, so that a member may be one piece ahead."""
+_NUM_SLOTS = 3
+"""One for each step of a sum: filled, added, taken."""
 _NUM_SMALL_SLOTS = 8
-_LANES_BYTES = 12 * 2**20
-"""All slots together; about the share of the last-level cache that a job may count on."""
-_MAX_PIECE_BYTES = 512 * 2**10
+_SLICED_BYTES = 40 * 2**20
+"""All slots of sliced sums together."""
+_MAX_PIECE_BYTES = 4 * 2**20
+"""Smaller pieces stay in the cache but make processes wait more often: on 2 cores, 4
+processes and 25 MB, pieces of 0.5 MiB took 31-35 ms, of 2 MiB and more 15-20."""
 _MIN_PIECE_BYTES = 64 * 2**10
-_SMALL_ROWS_BYTES = 256 * 2**10
+_MAX_SMALL_BYTES = 128 * 2**10
+_SMALL_ROWS_BYTES = 512 * 2**10
 """Up to here a member adds all rows itself sooner than it meets the others again."""
+_NUM_PUBLISH_SLOTS = 4
+_PUBLISH_BYTES = 2**20
 _ALIGN_BYTES = 128
 
 
@@ -46,14 +51,14 @@ class SharedMemoryGroup:
     copied through the shared memory.
 
     All members make it at the same time. The memory belongs to no file, so nothing is
-    left behind however the processes end. About 12 MiB, which the kernel charges to the
-    cgroup of whoever writes a page first.
+    left behind however the processes end. It takes up to 45 MiB a host, which the kernel
+    charges to the cgroup of whoever writes a page first.
 
     Args:
         meeting: The processes and how they meet; the first one leads.
         only_host: Whether this host is the whole world. Then ``reduce`` already leaves
-            the sum in every member's tensor and ``publish`` has nothing to do: nobody may
-            change the leader's tensor in between.
+            the sum in every member's tensor, ``publish`` has nothing to do, and there is
+            no host tensor, since there is nobody to exchange it with.
         slice_shares: What part of a sum each member adds, for devices of unequal speed,
             in proportion to their share of the host's cores; None for equal parts.
 
@@ -112,9 +117,11 @@ class SharedMemoryGroup:
         self._buffers.clear()
 
     def host_tensor(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Where the leader's sums of this tensor go."""
-        if not self.is_leader or self._only_host or _is_plain(tensor):
-            return tensor if self.is_leader else None
+        """Memory for what the leader exchanges with other hosts."""
+        if not self.is_leader or self._only_host:
+            return None
+        if _is_plain(tensor):
+            return tensor
         return self._buffers.take(tensor.numel(), sum_dtype(tensor.dtype))
 
     def give_back(self, host_tensor: torch.Tensor) -> None:
@@ -258,13 +265,13 @@ def _layouts(
     num_members: int, *, has_publish: bool
 ) -> tuple[LaneLayout, LaneLayout, LaneLayout, int]:
     """Lanes for sliced sums, whole sums and publishing, and the segment's size."""
-    piece_bytes = _LANES_BYTES // (_NUM_SLOTS * (num_members + 1))
+    piece_bytes = _SLICED_BYTES // (_NUM_SLOTS * (num_members + 1))
     piece_bytes = min(max(piece_bytes, _MIN_PIECE_BYTES), _MAX_PIECE_BYTES)
-    small_bytes = min(_SMALL_ROWS_BYTES // num_members, _MIN_PIECE_BYTES)
+    small_bytes = min(_SMALL_ROWS_BYTES // num_members, _MAX_SMALL_BYTES)
     sizes = (
         (_NUM_SLOTS, num_members + 1, piece_bytes),
         (_NUM_SMALL_SLOTS, num_members, small_bytes),
-        (_NUM_SLOTS if has_publish else 0, 1, _MAX_PIECE_BYTES),
+        (_NUM_PUBLISH_SLOTS if has_publish else 0, 1, _PUBLISH_BYTES),
     )
     layouts = []
     offset = num_header_bytes(num_members)

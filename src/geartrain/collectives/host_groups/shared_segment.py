@@ -149,7 +149,9 @@ class SharedSegment:
         """
         if not self._is_closed:
             self._is_closed = True
-            self.words.add(self.counter(self.index, _STATE))
+            state = self.counter(self.index, _STATE)
+            if self.words.read(state):  # else it never took part
+                self.words.add(state)
             self._finalizer()
 
     def _is_alive(self, member: int) -> bool:
@@ -207,7 +209,10 @@ class SharedSegment:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         self._map(descriptor, num_bytes)
         token = secrets.token_hex(16)
-        with _listening(token, len(meeting.names)) as listener, contextlib.ExitStack() as held:
+        with (
+            _listening(token, len(meeting.names)) as listener,
+            contextlib.ExitStack() as held,
+        ):
             meeting.store.set("segment", token)
             try:
                 guests = self._receive_guests(listener, held, deadline_at_s)
@@ -290,6 +295,7 @@ class SharedSegment:
 
         try:
             self.words.wait(index, 1, check)
+            self.raise_if_aborted()
         except CommunicationError:
             self.close()
             raise

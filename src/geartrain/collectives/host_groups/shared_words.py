@@ -104,9 +104,7 @@ class SharedWords:
         """Set one word, then wake everybody, whatever they wait for."""
         self._buffer[index] = value
         for address in self._addresses:
-            self._syscall(
-                self._number, address, ctypes.c_int(_WAKE), ctypes.c_int(_ALL)
-            )
+            self._syscall(self._number, address, ctypes.c_int(_WAKE), ctypes.c_int(_ALL))
 
     def has_reached(self, index: int, target: int) -> bool:
         """Whether the counter is at the target or past it."""

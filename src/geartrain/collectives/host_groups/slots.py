@@ -1,9 +1,8 @@
 """Slots in shared memory through which one piece after the other passes.
 
 A lane is a ring of slots. Piece number ``i`` of a lane goes through slot ``i % num_slots``
-on every member; all members send the same pieces in the same order. Few small slots that
-are used again and again stay in the cache, which is where the speed comes from: a whole
-tensor in shared memory would pass through main memory five times.
+on every member; all members send the same pieces in the same order. Few slots that are
+used again and again need no memory of the size of a gradient, and no new pages.
 """
 
 from __future__ import annotations

@@ -32,9 +32,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return found
 
 
-def put_weighted(
-    target: torch.Tensor, part: torch.Tensor, weight: float
-) -> torch.Tensor:
+def put_weighted(target: torch.Tensor, part: torch.Tensor, weight: float) -> torch.Tensor:
     """Write weight * part into target, which may have a wider dtype; returns target.
 
     The product is taken in the target's dtype. A weight of 0 does not read the part, so
