@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from geartrain.bench.gpu_settings import ExactnessMeasurement, ExactnessSettings
 from geartrain.bench.macro_settings import ModelSize
 from geartrain.devices import Fleet
 from geartrain.devices.emulation.network import parse_links
+from geartrain.devices.emulation.network.spec import AddressFamilies
 from geartrain.errors import ConfigError, DeviceError
 from geartrain.launch import LaunchSettings, launch
 from geartrain.launch.settings import SilentObserver
@@ -23,6 +25,10 @@ from geartrain.telemetry import read_document
 from lab_traffic import needs_networks
 
 LINKS = parse_links("100Mbit", 2)
+IPV6 = (
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6"),
+)
 # Says where it is, and that the store answers there; rank 0 is the faster device.
 SCRIPT = """
 import json, os, socket
@@ -71,7 +77,11 @@ def test_every_worker_is_on_the_host_of_its_device(tmp_path: Path) -> None:
 @pytest.mark.root
 @needs_networks
 @pytest.mark.timeout(120)
-def test_gradient_over_emulated_links_is_that_of_one_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("families", ["ipv4", pytest.param("ipv6", marks=IPV6)])
+def test_gradient_over_emulated_links_is_that_of_one_device(
+    tmp_path: Path, families: AddressFamilies
+) -> None:
+    links = replace(LINKS, families=families)
     fleet = emulated_fleet(0.5, 0.5)
     shares = {"emulated:0": 5, "emulated:1": 3}
     replicas = tuple(
@@ -83,7 +93,7 @@ def test_gradient_over_emulated_links_is_that_of_one_device(tmp_path: Path) -> N
         plan=plan, dtype="float64", model=ModelSize(dim=32, num_layers=1, context=16)
     )
 
-    run_script("exactness_worker", fleet, settings, tmp_path, lambda _: None, links=LINKS)
+    run_script("exactness_worker", fleet, settings, tmp_path, lambda _: None, links=links)
 
     measured = read_document(tmp_path / MEASUREMENT_NAME, ExactnessMeasurement)
     assert measured.gradient_error < 1e-12

@@ -13,8 +13,8 @@ core whose link is not shaped, holds what all must reach, such as a rendezvous s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -159,9 +159,11 @@ class NetworkLab:
         path = namespace_path(self.host(host_index).namespace)
         return [program("nsenter"), f"--net={path}", "--", *argv]
 
-    def entered(self, host_index: int) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def entered(self, host_index: int) -> Iterator[None]:
         """Work on a host in this thread; sockets made there stay there."""
-        return entered(self.host(host_index).namespace)
+        with entered(self.host(host_index).namespace):
+            yield
 
     # -- links --------------------------------------------------------------------
 
