@@ -53,7 +53,7 @@ class MemoryNetwork:
         self.over: str | None = None
         self.held_back: Callable[[str, int, int], bool] = lambda *_: False
         self.order: list[tuple[str, int, int]] = []
-        self.stage_names: list[str] = []
+        self.num_bytes: dict[str, int] = defaultdict(int)
         self._random = random.Random(seed)
         self._sent: dict[tuple[str, int, int], deque[MemoryHandle]] = defaultdict(deque)
         self._awaited: dict[tuple[str, int, int], deque[MemoryHandle]] = defaultdict(deque)
@@ -89,6 +89,16 @@ class MemoryNetwork:
             self.over = self.over or reason
             self.changed.notify_all()
 
+    def await_posted(self, stage: str) -> None:
+        """Block until somebody has sent something in that stage."""
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: any(
+                    r[0].startswith(stage) and sent for r, sent in self._sent.items()
+                ),
+                _DEADLINE_S,
+            )
+
     def let_go(self) -> None:
         """Deliver what was held back."""
         with self.changed:
@@ -115,6 +125,7 @@ class MemoryNetwork:
                 awaited.tensor.copy_(sent.tensor)
                 sent.done = awaited.done = True
                 self.order.append(route)
+                self.num_bytes[route[0].rpartition("-")[0]] += sent.tensor.nbytes
                 self.changed.notify_all()
 
 
@@ -161,7 +172,6 @@ class MemoryTransport:
     epoch: int = 0
 
     def stage(self, name: str, members: Sequence[int]) -> MemoryStage:
-        self.network.stage_names.append(name)
         return MemoryStage(self.network, name, tuple(members), self.me)
 
 

@@ -48,7 +48,8 @@ _SUMMED_AS = {
 }
 """Bytes of an element on the wire."""
 _JOIN_S = 5.0
-_GRACE_S = 5.0
+_GRACE = 1.1
+"""A message's own deadline comes first, with a better message."""
 
 
 class Watch(Protocol):
@@ -355,8 +356,8 @@ class ScheduledCollective:
 
     def _overdue(self) -> tuple[float, str | None]:
         """Seconds until nothing may have moved for too long, or that it has not."""
-        # A message's own deadline comes first; this catches what has none.
-        left_s = self._moved_at_s + self._settings.timeout_s + _GRACE_S - time.monotonic()
+        give_up_at_s = self._moved_at_s + self._settings.timeout_s * _GRACE
+        left_s = give_up_at_s - time.monotonic()
         if left_s > 0:
             return left_s, None
         waiting = "; ".join(f"{what} waits for {whom}" for what, whom in self._waiting())
