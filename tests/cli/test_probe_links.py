@@ -16,7 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from example_fleets import emulated_fleet
+from fabric_hosts import wrong_roce
 from geartrain.cli import main
+from geartrain.cli.fabric import print_advice
 from geartrain.cli.fleet import find_fleet
 from geartrain.cli.link_tables import print_topology
 from geartrain.cli.links import read_agents
@@ -25,6 +27,7 @@ from geartrain.devices.emulation.network import NetworkLab, parse_links
 from geartrain.errors import ConfigError
 from geartrain.launch.run_directory import order_fleet
 from geartrain.telemetry import write_document
+from geartrain.topology.advice.advise import advise
 from geartrain.topology.agent import AgentSettings, LinkAgent
 from geartrain.topology.fleet_document import (
     FleetDocument,
@@ -259,6 +262,18 @@ def test_advice_is_one_json_object_and_a_file(tmp_path: Path) -> None:
     assert shown["schema_version"] == 1
     assert shown["facts"]["host"]
     assert json.loads(output.read_text()) == shown
+
+
+def test_findings_that_ports_share_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_advice(advise(wrong_roce(tmp_path).read()))
+
+    shown = capsys.readouterr().out
+    (pfc,) = re.findall(r"^error: (.*): PFC on priority", shown, re.MULTILINE)
+    assert pfc == "mlx5_0 (ens1), mlx5_1 (ens2)"
+    assert "likewise for the others" in shown
+    assert "7 errors, 16 warnings, 4 hints" in shown
 
 
 def test_table_shows_both_directions_and_notes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def environment(facts: FabricFacts) -> dict[str, str]:
     [
         ("rdma-mtu", "warning", "MTU 1500, so RDMA packets of 1024 bytes"),
         ("pfc", "error", "PFC on priority: 0, 1, 2, 3, 4, 5, 6, 7"),
-        ("ecn", "error", "roce_np on priority 0"),
+        ("ecn", "error", "off: roce_np on priority 3"),
         ("trust", "warning", "priority taken from pcp"),
         ("global-pause", "warning", "global pause on beside PFC"),
         ("roce-v2-gid", "error", "no routable RoCE v2 GID; there are: 0 (IB/RoCE v1)"),
@@ -153,6 +153,20 @@ def test_infiniband_environment_names_all_rails_and_no_gid(tmp_path: Path) -> No
 
 def test_slower_rail_is_left_out(tmp_path: Path) -> None:
     assert environment(wrong_roce(tmp_path).read())["NCCL_IB_HCA"] == "=mlx5_0:1"
+
+
+def test_infiniband_and_roce_are_never_mixed(tmp_path: Path) -> None:
+    host = dgx_like(tmp_path)
+    slot = "pci0000:b0", "0000:b0:01.0", "0000:b1:00.0"
+    card = host.pci(*slot, code="0x020000", vendor="0x15b3")
+    host.interface("storage0", card, megabits=400_000)
+    gid = ("0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "storage0")
+    host.rdma("mlx5_8", card, layer="Ethernet", gigabits=400, gids={3: gid})
+
+    rails = environment(host.read())["NCCL_IB_HCA"]
+
+    assert rails.count("mlx5_") == 8
+    assert "mlx5_8" not in rails
 
 
 def test_inactive_port_is_left_out(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def print_advice(advice: FabricAdvice) -> None:
         click.echo(line)
     wrong = [one for one in advice.findings if one.severity != "good"]
     good = [one for one in advice.findings if one.severity == "good"]
-    for finding in wrong:
+    for alike in _group(wrong):
         click.echo("")
-        for line in _finding_lines(finding):
+        for line in _finding_lines(alike):
             click.echo(line)
     click.echo("")
     checks = ", ".join(dict.fromkeys(one.rule for one in good)) or "nothing"
@@ -104,10 +104,22 @@ def print_absent(absences: Sequence[AbsentFact], title: str) -> None:
         click.echo(f"  {absent.what}: {absent.reason}")
 
 
-def _finding_lines(finding: Finding) -> Iterator[str]:
-    yield f"{finding.severity}: {finding.subject}: {finding.found}"
+def _group(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Put what several ports have in common together: hosts have eight of them."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.rule, finding.severity, finding.found)
+        groups.setdefault(key, []).append(finding)
+    return list(groups.values())
+
+
+def _finding_lines(alike: Sequence[Finding]) -> Iterator[str]:
+    finding = alike[0]
+    subjects = ", ".join(one.subject for one in alike)
+    likewise = len({one.action for one in alike}) > 1
+    yield f"{finding.severity}: {subjects}: {finding.found}"
     yield f"  expected  {finding.expected}"
-    yield f"  do        {finding.action}"
+    yield f"  do        {finding.action}{'; likewise for the others' if likewise else ''}"
     yield f"  why       {finding.why}"
     yield f"  read from {finding.read_from}"
     yield f"  source    {finding.source}"

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from geartrain.topology.advice import sources
 from geartrain.topology.advice.ethernet import candidates, show_rate
 from geartrain.topology.advice.finding import EnvironmentSetting
-from geartrain.topology.advice.roce import lossless_priorities, roce_ports
+from geartrain.topology.advice.roce import (
+    DEFAULT_PRIORITY,
+    lossless_priorities,
+    roce_ports,
+)
 from geartrain.topology.fabric.affinity import Distance, nearest_nics
 from geartrain.topology.fabric.facts import (
     FabricFacts,
@@ -17,7 +21,6 @@ from geartrain.topology.fabric.facts import (
     RdmaPort,
 )
 
-_DEFAULT_PRIORITY = 3
 _DSCP_BY_PRIORITY = {3: 26}
 """26 (AF31) is what RoCE sends by convention; others follow dscp = 8 x priority."""
 _ECN_CAPABLE = 2
@@ -69,12 +72,19 @@ def choose_interface(facts: FabricFacts) -> str | None:
 
 
 def rdma_rails(facts: FabricFacts) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
-    """Choose the RDMA ports for training: active, of the highest rate there is."""
+    """Choose the RDMA ports for training: active, of the highest rate there is.
+
+    InfiniBand and RoCE are never mixed: the kind with more such ports is the rails, and
+    the other one is for storage.
+    """
     ports = [
         (device, port) for device in facts.rdma_devices for port in device.active_ports
     ]
     best = max((port.bytes_per_s or 0.0 for _, port in ports), default=0.0)
-    return tuple(pair for pair in ports if (pair[1].bytes_per_s or 0.0) == best)
+    fastest = [pair for pair in ports if (pair[1].bytes_per_s or 0.0) == best]
+    layers = [port.link_layer for _, port in fastest]
+    layer = max(layers, key=layers.count, default=None)
+    return tuple(pair for pair in fastest if pair[1].link_layer == layer)
 
 
 def traffic_class(facts: FabricFacts) -> int:
@@ -88,7 +98,7 @@ def traffic_class(facts: FabricFacts) -> int:
         if lossless is not None and len(lossless) == 1:
             dscp = _DSCP_BY_PRIORITY.get(lossless[0], 8 * lossless[0])
             return (dscp << 2) | _ECN_CAPABLE
-    return (_DSCP_BY_PRIORITY[_DEFAULT_PRIORITY] << 2) | _ECN_CAPABLE
+    return (_DSCP_BY_PRIORITY[DEFAULT_PRIORITY] << 2) | _ECN_CAPABLE
 
 
 def best_gid(port: RdmaPort) -> Gid | None:

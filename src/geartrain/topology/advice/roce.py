@@ -18,6 +18,10 @@ ROCE_HEADERS_BYTES = 58
 what drivers reserve. Source: InfiniBand specification, Annex A17."""
 RDMA_MTUS_BYTES = (4096, 2048, 1024, 512, 256)
 JUMBO_BYTES = 9000
+DEFAULT_PRIORITY = 3
+"""Which priority RDMA has by custom, where nothing says otherwise."""
+MAX_LOSSLESS = 2
+"""Storage may have a lossless priority of its own; more of them are a mistake."""
 _JUMBO_LEAST_BYTES = RDMA_MTUS_BYTES[0] + ROCE_HEADERS_BYTES
 
 
@@ -57,6 +61,13 @@ def lossless_priorities(interface: NetworkInterface) -> tuple[int, ...] | None:
     """Tell the priorities with PFC on; None where that is unknown."""
     pfc = interface.flow_control.pfc
     return None if pfc is None else tuple(i for i, is_on in enumerate(pfc) if is_on)
+
+
+def _rdma_priorities(interface: NetworkInterface) -> tuple[int, ...]:
+    """Tell the priorities that RDMA travels on: the lossless ones, if those are few."""
+    lossless = lossless_priorities(interface) or ()
+    few = 0 < len(lossless) <= MAX_LOSSLESS
+    return lossless if few else (DEFAULT_PRIORITY,)
 
 
 def check_mtu(facts: FabricFacts) -> Iterator[Finding]:
@@ -111,7 +122,7 @@ def _judge_pfc(name: str, lossless: tuple[int, ...]) -> tuple[Severity, str]:
     one = f"mlnx_qos -i {name} --pfc 0,0,0,1,0,0,0,0 (priority 3; use the switch's own)"
     if not lossless:
         return "error", one
-    if len(lossless) > 2:  # noqa: PLR2004 - storage may have a second lossless one
+    if len(lossless) > MAX_LOSSLESS:
         return "error", one
     if len(lossless) > 1:
         return "hint", f"keep one for RDMA unless the other carries storage: {one}"
@@ -126,7 +137,7 @@ def check_ecn(facts: FabricFacts) -> Iterator[Finding]:
         flow = interface.flow_control
         if flow.ecn_notification is None or flow.ecn_reaction is None:
             continue
-        wanted = lossless_priorities(interface) or (3,)
+        wanted = _rdma_priorities(interface)
         off = [
             f"{kind} on priority {priority}"
             for priority in wanted
@@ -137,7 +148,11 @@ def check_ecn(facts: FabricFacts) -> Iterator[Finding]:
             if not states[priority]
         ]
         where = f"/sys/class/net/{interface.name}/ecn"
-        priority = wanted[0]
+        commands = (
+            f"echo 1 > {where}/{point}/enable/{priority}"
+            for priority in wanted
+            for point in ("roce_np", "roce_rp")
+        )
         yield Finding(
             rule="ecn",
             severity="error" if off else "good",
@@ -145,10 +160,7 @@ def check_ecn(facts: FabricFacts) -> Iterator[Finding]:
             found=f"off: {', '.join(off)}" if off else "notification and reaction on",
             read_from=f"{where}/roce_np/enable and {where}/roce_rp/enable",
             expected=f"both on for priority {', '.join(map(str, wanted))}",
-            action=f"echo 1 > {where}/roce_np/enable/{priority}; "
-            f"echo 1 > {where}/roce_rp/enable/{priority}; and ECN marking in the switch"
-            if off
-            else "",
+            action=f"{'; '.join(commands)}; and ECN marking in the switch" if off else "",
             why="an all-reduce is many senders to one port; without congestion control "
             "every burst ends in pauses that spread through the network",
             source=sources.DCQCN,
