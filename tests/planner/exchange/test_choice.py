@@ -76,7 +76,13 @@ def test_the_choice_is_no_slower_than_the_ring_and_no_faster_than_physics(
 
 
 @settings(max_examples=150, deadline=None)
-@given(rates_of_racks(), sizes, st.integers(0, 99), st.floats(1, 10), policies)
+@given(
+    rates_of_racks(),
+    sizes,
+    st.integers(0, 99),
+    st.floats(1, 10),
+    st.sampled_from([None, "auto"]),
+)
 def test_a_faster_link_never_makes_the_prediction_slower(
     rates: tuple[list[list[float]], list[float]],
     num_bytes: int,

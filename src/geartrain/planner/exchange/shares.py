@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geartrain.planner.exchange.fabric import Fabric, FabricRack
+from geartrain.planner.exchange.schedule import CodecProfile
+from geartrain.planner.exchange.staged_cost import ADD_BYTES_PER_S
 
 _HALVINGS = 60
 _TWO = 2
@@ -36,31 +38,45 @@ class Shares:
     """Of the whole exchange as a fluid: no latency, no chunks, no processor."""
 
 
-def fill_shares(fabric: Fabric, codec_fractions: Sequence[float] | None = None) -> Shares:
+def fill_shares(
+    fabric: Fabric,
+    codec_fractions: Sequence[float] | None = None,
+    codec: CodecProfile | None = None,
+    core_fraction: float = 1.0,
+) -> Shares:
     """Find the shares of the least time.
 
     A slower link never gets a larger share than a faster one of its kind. The slowest of
     very unequal links gets nothing: it still sends and receives the whole tensor once.
+    Where links have room within the least time, shares are equal: flows of equal size
+    share an uplink fairly, and a chunk arrives at all its owners at once.
 
     Args:
         fabric: Racks and hosts with their rates.
         codec_fractions: Encoded / plain bytes on each rack's uplink; 1 where not given.
+        codec: What the codec costs the owners' processors.
+        core_fraction: Processor cores of each host.
 
     Source: own derivation, see the head of this file. Uplinks first and hosts after, as is
     usual, is not optimal where a rack's hosts are slower than its uplink.
     """
     fractions = tuple(codec_fractions or (1.0,) * len(fabric.racks))
-    racks = _fill_racks(fabric.racks, fractions)
-    extra = len(racks) - _TWO
-    hosts, times = [], []
+    num_racks = len(fabric.racks)
+    lines = [
+        _lines(rack, fraction, num_racks, codec if fraction < 1 else None, core_fraction)
+        for rack, fraction in zip(fabric.racks, fractions, strict=True)
+    ]
+    least = max(
+        _least_s(fabric.racks, fractions),
+        _racks_s(lines) if num_racks > _TWO else 0.0,
+    )
+    room = [_room(rack_lines, least) for rack_lines in lines]
+    racks = tuple(part / sum(room) for part in room)
+    hosts = []
     for rack, share, fraction in zip(fabric.racks, racks, fractions, strict=True):
-        uplink = fraction * (1 + extra * share) if len(racks) > 1 else 0.0
-        if len(racks) > 1:
-            times.append(uplink / rack.bytes_per_s)
-        shares, s_per_byte = fill_hosts([h.bytes_per_s for h in rack.hosts], uplink)
-        hosts.append(shares)
-        times.append(s_per_byte)
-    return Shares(racks=racks, hosts=tuple(hosts), s_per_byte=max(times))
+        uplink = fraction * (1 + (num_racks - _TWO) * share) if num_racks > 1 else 0.0
+        hosts.append(_fill_within(least, [h.bytes_per_s for h in rack.hosts], uplink))
+    return Shares(racks=racks, hosts=tuple(hosts), s_per_byte=least)
 
 
 def fill_hosts(
@@ -75,54 +91,92 @@ def fill_hosts(
     >>> fill_hosts([4.0, 4.0, 1.0])
     ((0.5, 0.5, 0.0), 1.0)
     """
+    least = _hosts_s(bytes_per_s, uplink_load)
+    return _fill_within(least, bytes_per_s, uplink_load), least
+
+
+def _hosts_s(bytes_per_s: Sequence[float], uplink_load: float) -> float:
+    """Least seconds per byte of a rack's hosts."""
     num_hosts = len(bytes_per_s)
     if num_hosts == 1:
-        return (1.0,), uplink_load / bytes_per_s[0]
+        return uplink_load / bytes_per_s[0]
     slope = num_hosts - _TWO + uplink_load
     # The slowest host sends and receives the tensor once even if it owns nothing.
-    time_s = max(1 / min(bytes_per_s), (slope + num_hosts) / sum(bytes_per_s))
-    if slope <= 0:  # two hosts swap: each link carries the tensor once, whatever the cut
-        return (1 / num_hosts,) * num_hosts, time_s
+    return max(1 / min(bytes_per_s), (slope + num_hosts) / sum(bytes_per_s))
+
+
+def _fill_within(
+    time_s: float, bytes_per_s: Sequence[float], uplink_load: float
+) -> tuple[float, ...]:
+    """Hosts' shares that stay within that time per byte."""
+    num_hosts = len(bytes_per_s)
+    slope = num_hosts - _TWO + uplink_load
+    if num_hosts == 1 or slope <= 0:
+        # Two hosts that swap: each link carries the tensor once, whatever the cut.
+        return (1 / num_hosts,) * num_hosts
     room = [max(0.0, min(1.0, (time_s * rate - 1) / slope)) for rate in bytes_per_s]
     total = sum(room)
-    return tuple(share / total for share in room), time_s
+    return tuple(share / total for share in room)
 
 
-def _fill_racks(
-    racks: Sequence[FabricRack], fractions: Sequence[float]
-) -> tuple[float, ...]:
-    num_racks = len(racks)
-    if num_racks <= _TWO:  # one owns all; two swap, each link carries the tensor once
-        return (1 / num_racks,) * num_racks
-    lines = [line for r, f in zip(racks, fractions, strict=True) for line in _room(r, f)]
-    # Each line is room = slope T - offset; within the least T none may be below 0.
-    low = max(offset / slope for slope, offset in lines)
-    high = max(low, *((num_racks - _TWO + offset) / slope for slope, offset in lines))
+def _least_s(racks: Sequence[FabricRack], fractions: Sequence[float]) -> float:
+    """What each rack takes that owns nothing; with up to two racks, what each takes."""
+    if len(racks) == 1:
+        return _hosts_s([host.bytes_per_s for host in racks[0].hosts], 0.0)
+    times = []
+    for rack, fraction in zip(racks, fractions, strict=True):
+        times.append(fraction / rack.bytes_per_s)
+        times.append(_hosts_s([host.bytes_per_s for host in rack.hosts], fraction))
+    return max(times)
+
+
+Line = tuple[float, float]
+"""Slope and offset: within time T per byte there is room for ``slope T - offset``."""
+
+
+def _lines(
+    rack: FabricRack,
+    fraction: float,
+    num_racks: int,
+    codec: CodecProfile | None,
+    core_fraction: float,
+) -> tuple[Line, ...]:
+    """Room for the rack's share x_r: over its uplink, its hosts' links and processors."""
+    extra = num_racks - _TWO
+    if extra <= 0:
+        return ()
+    num_hosts = len(rack.hosts)
+    total = sum(host.bytes_per_s for host in rack.hosts)
+    loads = [
+        (rack.bytes_per_s / fraction, 1.0),
+        (total / fraction, 2 * (num_hosts - 1) / fraction + 1.0),
+    ]
+    lines = [(slope / extra, offset / extra) for slope, offset in loads]
+    # What is owned is added up from every rack; coded, it is decoded from each and encoded
+    # once, besides the partial sums that all encode and the totals that all decode.
+    owned_s, always_s = (num_racks - 1) / ADD_BYTES_PER_S, 0.0
+    if codec is not None:
+        encode_s, decode_s = 1 / codec.encode_bytes_per_s, 1 / codec.decode_bytes_per_s
+        owned_s += encode_s + num_racks * decode_s
+        always_s = encode_s + decode_s
+    lines.append((num_hosts * core_fraction / owned_s, always_s / owned_s))
+    return tuple(lines)
+
+
+def _racks_s(lines: Sequence[Sequence[Line]]) -> float:
+    """Least seconds per byte within which the racks' room adds up to the whole."""
+    every = [line for rack_lines in lines for line in rack_lines]
+    low = max(offset / slope for slope, offset in every)
+    high = max((1 + offset) / slope for slope, offset in every)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if sum(_rack_room(lines, middle, num_racks)) >= 1:
+        if sum(_room(rack_lines, middle) for rack_lines in lines) >= 1:
             high = middle
         else:
             low = middle
-    room = _rack_room(lines, high, num_racks)
-    return tuple(share / sum(room) for share in room)
+    return high
 
 
-def _room(rack: FabricRack, fraction: float) -> tuple[tuple[float, float], ...]:
-    """Slope and offset over T of (R - 2) x_r: as the uplink, and as the hosts allow."""
-    num_hosts = len(rack.hosts)
-    total = sum(host.bytes_per_s for host in rack.hosts)
-    return (
-        (rack.bytes_per_s / fraction, 1.0),
-        (total / fraction, 2 * (num_hosts - 1) / fraction + 1.0),
-    )
-
-
-def _rack_room(
-    lines: Sequence[tuple[float, float]], time_s: float, num_racks: int
-) -> list[float]:
-    room = [slope * time_s - offset for slope, offset in lines]
-    return [
-        max(0.0, min(1.0, uplink / (num_racks - _TWO), hosts / (num_racks - _TWO)))
-        for uplink, hosts in zip(room[::2], room[1::2], strict=True)
-    ]
+def _room(lines: Sequence[Line], time_s: float) -> float:
+    """The share that all lines leave room for; 1 where nothing limits it."""
+    return max(0.0, min([1.0, *(slope * time_s - offset for slope, offset in lines)]))

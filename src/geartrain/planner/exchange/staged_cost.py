@@ -141,14 +141,17 @@ def choose_num_chunks(loads: StagedLoads, num_bytes: int) -> int:
 
     ``C = sqrt((time of the stages other than the slowest) / (k alpha))``, where ``k alpha``
     is what a chunk waits for messages one after the other; from 4 to 32, and none below
-    ``SMALLEST_CHUNK_BYTES``.
+    ``SMALLEST_CHUNK_BYTES``. One or two where so many hosts exchange that the messages of
+    more chunks would cost more than the pipeline saves.
     """
     stages = _all_stages_s(loads)
     hidden_s = (sum(stages) - max(stages)) * num_bytes
     start_s = sum(loads.latencies_s) + loads.messages * MESSAGE_CPU_S / loads.core_fraction
     wanted = math.sqrt(hidden_s / start_s) if start_s > 0 else MOST_CHUNKS
     chunks = min(MOST_CHUNKS, max(FEWEST_CHUNKS, round(wanted)))
-    return max(1, min(chunks, num_bytes // SMALLEST_CHUNK_BYTES))
+    chunks = max(1, min(chunks, num_bytes // SMALLEST_CHUNK_BYTES))
+    tried = sorted({1, min(2, chunks), chunks}, reverse=True)
+    return min(tried, key=lambda count: predict_staged(loads, num_bytes, count).seconds)
 
 
 def predict_staged(loads: StagedLoads, num_bytes: int, num_chunks: int) -> Prediction:
@@ -159,9 +162,8 @@ def predict_staged(loads: StagedLoads, num_bytes: int, num_chunks: int) -> Predi
     message_cpu_s = loads.messages * MESSAGE_CPU_S / loads.core_fraction
     busiest_s = max(longest, loads.busiest_s) * num_bytes
     cpu_s = loads.cpu_s * num_bytes + num_chunks * message_cpu_s
-    # A stage works its chunks off in order, so a chunk's first bytes wait once a chunk.
-    waits_s = (num_chunks - 1) * max(loads.latencies_s, default=0.0)
-    latency_s = sum(loads.latencies_s) + message_cpu_s + waits_s
+    # Only the first chunk's: later ones are on their way while earlier ones are waited for.
+    latency_s = sum(loads.latencies_s) + message_cpu_s
     group_in, scatter, out, back, gather, group_out = (
         stage * num_bytes for stage in loads.stages_s
     )

@@ -189,7 +189,7 @@ class _Staged:
         names = [
             codec.name if codec and i in coded else EXACT for i in range(len(fabric.racks))
         ]
-        parts = _parts(fabric, fill_shares(fabric, fractions), names)
+        parts = _parts(fabric, fill_shares(fabric, fractions, codec, core_fraction), names)
         loads = staged_loads(fabric, parts, codec if coded else None, core_fraction)
         return cls(codec=codec if coded else None, parts=parts, loads=loads)
 
