@@ -1,7 +1,9 @@
 """Several real processes that add up in shared memory."""
 
+import dataclasses
 import itertools
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,19 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from geartrain.collectives.host_groups.meeting import Meeting
 from geartrain.collectives.host_groups.shared_memory import SharedMemoryGroup
-from geartrain.collectives.host_groups.shared_segment import Meeting, SharedSegment
+from geartrain.collectives.host_groups.shared_segment import SharedSegment
 from geartrain.errors import CommunicationError, ConfigError
 from local_ranks import run_ranks
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def meeting(rank: int, world_size: int, key: str = "one", **times: float) -> Meeting:
+def meeting(rank: int, world_size: int, key: str = "one") -> Meeting:
     store = PrefixStore(key, dist.distributed_c10d._get_default_store())
     names = tuple(f"process {i}" for i in range(world_size))
-    return Meeting(store=store, names=names, index=rank, **times)
+    return Meeting(store=store, names=names, index=rank)
 
 
 def names_in(folder: str) -> set[str]:
@@ -74,8 +77,9 @@ def _sum_everything(rank: int, world_size: int, only_host: bool, shares: Any) ->
     weights = [0.5, 0.0, 1.0, 0.125][:world_size]
     num_checked = 0
     for dtype in _DTYPES:
-        # One piece added by each, one in slices, several pieces, odd and empty ones.
-        for size in (0, 1, 31, 1000, 262_144 // dtype.itemsize + 7, 1_000_001):
+        # Chunks added by each, in slices, in several pieces; odd and empty ones.
+        large = 3_000_001 if dtype == torch.bfloat16 else 130_003
+        for size in (0, 1, 31, 1000, large):
             tensor = part_of(rank, size, dtype)
             if weights[rank] == 0:
                 tensor[:] = torch.nan
@@ -89,11 +93,11 @@ def _sum_everything(rank: int, world_size: int, only_host: bool, shares: Any) ->
 
 @pytest.mark.parametrize("only_host", [True, False])
 def test_sum_is_that_in_rank_order_whatever_dtype_size_and_weight(only_host: bool) -> None:
-    assert run_ranks(_sum_everything, 3, only_host, None) == [24] * 3
+    assert run_ranks(_sum_everything, 3, only_host, None) == [20] * 3
 
 
 def test_sum_has_the_same_bits_with_slices_of_unequal_size() -> None:
-    assert run_ranks(_sum_everything, 4, True, [0.8, 0.0, 0.1, 0.8]) == [24] * 4
+    assert run_ranks(_sum_everything, 4, True, [0.8, 0.0, 0.1, 0.8]) == [20] * 4
 
 
 def _many_in_flight(rank: int, world_size: int) -> bool:
@@ -190,12 +194,12 @@ def _die_in_the_middle(rank: int, world_size: int) -> tuple[float, str]:
     raise AssertionError
 
 
-def test_killed_member_is_noticed_by_all_within_a_second() -> None:
+def test_killed_member_is_noticed_by_all_and_named() -> None:
     outcomes = run_ranks(_die_in_the_middle, 4, may_die=(2,))
 
     for rank in (0, 1, 3):
         waited_s, message = outcomes[rank]
-        assert waited_s < 1.0
+        assert waited_s < 2.0  # 0.1 s on a quiet machine
         assert "lost process 2" in message
 
 
@@ -226,7 +230,9 @@ def test_abort_by_one_wakes_the_others() -> None:
 
 
 def _wait_in_vain(rank: int, world_size: int) -> str:
-    group = SharedMemoryGroup(meeting(rank, world_size, timeout_s=0.2), only_host=True)
+    group = SharedMemoryGroup(
+        dataclasses.replace(meeting(rank, world_size), timeout_s=0.2), only_host=True
+    )
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.wait(["given up"])
@@ -296,13 +302,15 @@ def _die_in_setup(rank: int, world_size: int, when: str) -> tuple[float, str]:
         SharedSegment._expect_mapped = lambda *_: os.kill(os.getpid(), 9)  # type: ignore[method-assign]
     began_at_s = time.monotonic()
     with pytest.raises(CommunicationError) as caught:
-        SharedMemoryGroup(meeting(rank, world_size, setup_timeout_s=2.0))
+        SharedMemoryGroup(
+            dataclasses.replace(meeting(rank, world_size), setup_timeout_s=2.0)
+        )
     return time.monotonic() - began_at_s, str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("when", "victim", "limit_s"),
-    [("before", 1, 4.0), ("mapped", 1, 1.0), ("leader", 0, 1.0)],
+    [("before", 1, 4.0), ("mapped", 1, 1.5), ("leader", 0, 1.5)],
 )
 def test_member_killed_in_setup_fails_all_and_leaves_nothing(
     when: str, victim: int, limit_s: float
@@ -317,10 +325,31 @@ def test_member_killed_in_setup_fails_all_and_leaves_nothing(
         assert outcomes[rank][1]
 
 
+def _end_in_setup(rank: int, world_size: int) -> tuple[float, str]:
+    ended = threading.Event()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 2:  # never comes
+        store.wait(["gave up 0", "gave up 1"])
+        return 0.0, ""
+    threading.Timer(0.2, ended.set).start()
+    began_at_s = time.monotonic()
+    with pytest.raises(CommunicationError) as caught:
+        SharedMemoryGroup(dataclasses.replace(meeting(rank, world_size), ended=ended))
+    store.set(f"gave up {rank}", "1")
+    return time.monotonic() - began_at_s, str(caught.value)
+
+
+def test_setup_ends_when_the_epoch_does() -> None:
+    for waited_s, message in run_ranks(_end_in_setup, 3)[:2]:
+        assert waited_s < 2.0
+        assert "process" in message
+
+
 def _settings_differ(rank: int, world_size: int) -> str:
     with pytest.raises(CommunicationError) as caught:
         SharedMemoryGroup(
-            meeting(rank, world_size, setup_timeout_s=2.0), only_host=rank == 0
+            dataclasses.replace(meeting(rank, world_size), setup_timeout_s=2.0),
+            only_host=rank == 0,
         )
     return str(caught.value)
 

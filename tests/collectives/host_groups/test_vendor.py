@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from geartrain.collectives.host_groups.shared_segment import Meeting
+from geartrain.collectives.host_groups.meeting import Meeting
 from geartrain.collectives.host_groups.vendor import VendorGroup, VendorLinks
 from geartrain.collectives.host_groups.vendor_link import make_link
 from geartrain.errors import CommunicationError, ConfigError

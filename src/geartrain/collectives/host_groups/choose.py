@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from geartrain.collectives.host_groups.lone import LoneGroup
+from geartrain.collectives.host_groups.meeting import Meeting
 from geartrain.collectives.host_groups.shared_memory import SharedMemoryGroup
-from geartrain.collectives.host_groups.shared_segment import Meeting
 from geartrain.collectives.host_groups.vendor import VendorGroup, VendorLinks
 from geartrain.collectives.host_groups.vendor_link import VendorLink, make_link
 from geartrain.devices.host import cores_present
@@ -50,6 +51,8 @@ class HostGroupSettings:
     setup_timeout_s: float = 30.0
     timeout_s: float = 300.0
     """Outer limit of each wait: a device that computes longer is no fault."""
+    ended: threading.Event | None = None
+    """When set, setting up gives up at once."""
 
 
 def make_host_group(  # noqa: PLR0913 - what a host is, and three choices
@@ -93,6 +96,7 @@ def make_host_group(  # noqa: PLR0913 - what a host is, and three choices
         index=index,
         setup_timeout_s=settings.setup_timeout_s,
         timeout_s=settings.timeout_s,
+        ended=settings.ended,
         spin_s=_SPIN_S if len(members) <= cores_present() else 0.0,
     )
     backend = common_backend(members)

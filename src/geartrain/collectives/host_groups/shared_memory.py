@@ -23,8 +23,8 @@ from geartrain.collectives.host_groups.sum_dtype import sum_dtype
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from geartrain.collectives.host_groups.meeting import Meeting
     from geartrain.collectives.host_groups.protocol import HostExchange
-    from geartrain.collectives.host_groups.shared_segment import Meeting
 
 _NUM_SLOTS = 3
 """One for each step of a sum: filled, added, taken."""

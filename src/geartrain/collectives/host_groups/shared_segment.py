@@ -20,18 +20,22 @@ import socket
 import struct
 import time
 import weakref
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from geartrain.collectives.host_groups.meeting import (
+    Patience,
+    accept,
+    address_of,
+    explained,
+    is_same_user,
+    listening,
+)
 from geartrain.collectives.host_groups.shared_words import SharedWords
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch._C._distributed_c10d import Store
+    from geartrain.collectives.host_groups.meeting import Meeting
 
 WORDS_PER_MEMBER = 16
 """A cache line of counters for each member, so that nobody writes another's line."""
@@ -42,24 +46,6 @@ _STATE = 0
 """A member's first counter: 0 setting up, 1 taking part, 2 left in good order."""
 _LOCK = struct.Struct("@hhqqi4x")
 """struct flock: type, whence, start, length, pid. 64-bit Linux on all machines."""
-_CREDENTIALS = struct.Struct("@iII")
-"""struct ucred: pid, uid, gid."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """Where and with whom a segment is set up."""
-
-    store: Store
-    """Reached by the processes of this host; the keys are used once."""
-    names: Sequence[str]
-    """What to call the processes in an error; the leader first."""
-    index: int
-    """This process's place among them."""
-    setup_timeout_s: float = 30.0
-    timeout_s: float = 300.0
-    """Outer limit of each later wait."""
-    spin_s: float = 0.0
 
 
 def num_header_bytes(num_members: int) -> int:
@@ -88,11 +74,11 @@ class SharedSegment:
         self._timeout_s = meeting.timeout_s
         self._spin_s = meeting.spin_s
         self._is_closed = False
-        deadline_at_s = time.monotonic() + meeting.setup_timeout_s
+        patience = Patience(meeting)
         if meeting.index == 0:
-            self._lead(meeting, num_bytes, deadline_at_s)
+            self._lead(meeting, num_bytes, patience)
         else:
-            self._join(meeting, num_bytes, deadline_at_s)
+            self._join(meeting, num_bytes, patience)
 
     @property
     def num_members(self) -> int:
@@ -199,7 +185,7 @@ class SharedSegment:
         msg += "; the step was not applied. Look at the workers' logs"
         raise CommunicationError(msg)
 
-    def _lead(self, meeting: Meeting, num_bytes: int, deadline_at_s: float) -> None:
+    def _lead(self, meeting: Meeting, num_bytes: int, patience: Patience) -> None:
         descriptor = os.memfd_create(
             "geartrain-exchange", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         )
@@ -210,14 +196,14 @@ class SharedSegment:
         self._map(descriptor, num_bytes)
         token = secrets.token_hex(16)
         with (
-            _listening(token, len(meeting.names)) as listener,
+            listening(token, len(meeting.names)) as listener,
             contextlib.ExitStack() as held,
         ):
             meeting.store.set("segment", token)
             try:
-                guests = self._receive_guests(listener, held, deadline_at_s)
+                guests = self._receive_guests(listener, held, patience)
                 for index, guest in guests.items():
-                    self._expect_mapped(guest, index, deadline_at_s)
+                    self._expect_mapped(guest, index, patience)
             except CommunicationError:
                 self.abort()
                 self.close()
@@ -225,51 +211,48 @@ class SharedSegment:
         self.words.add(self.counter(0, _STATE))
 
     def _receive_guests(
-        self, listener: socket.socket, held: contextlib.ExitStack, deadline_at_s: float
+        self, listener: socket.socket, held: contextlib.ExitStack, patience: Patience
     ) -> dict[int, socket.socket]:
         guests: dict[int, socket.socket] = {}
         while len(guests) < len(self._names) - 1:
             missing = [n for i, n in enumerate(self._names) if i and i not in guests]
-            with _explained(f"waiting for {', '.join(missing)} to share memory"):
-                listener.settimeout(_left(deadline_at_s))
-                guest = held.enter_context(listener.accept()[0])
-                if not _is_same_user(guest):
+            with explained(f"waiting for {', '.join(missing)} to share memory"):
+                guest = held.enter_context(patience.until(listener, accept))
+                if not is_same_user(guest):
                     continue
-                guest.settimeout(_left(deadline_at_s))
-                index = int.from_bytes(guest.recv(4), "little")
+                index = int.from_bytes(patience.until(guest, lambda g: g.recv(4)), "little")
                 if 0 < index < len(self._names) and index not in guests:
                     socket.send_fds(guest, [b"memory"], [self._descriptor])
                     guests[index] = guest
         return guests
 
-    def _expect_mapped(
-        self, guest: socket.socket, index: int, deadline_at_s: float
-    ) -> None:
-        with _explained(f"waiting for {self._names[index]} to map shared memory"):
-            guest.settimeout(_left(deadline_at_s))
-            if guest.recv(1) != b"y":
+    def _expect_mapped(self, guest: socket.socket, index: int, patience: Patience) -> None:
+        with explained(f"waiting for {self._names[index]} to map shared memory"):
+            if patience.until(guest, lambda g: g.recv(1)) != b"y":
                 msg = "it ended meanwhile"
                 raise ConnectionError(msg)
 
-    def _join(self, meeting: Meeting, num_bytes: int, deadline_at_s: float) -> None:
+    def _join(self, meeting: Meeting, num_bytes: int, patience: Patience) -> None:
         leader = meeting.names[0]
-        with lost_peers(f"waiting for {leader} to offer shared memory"):
-            meeting.store.wait(["segment"], timedelta(seconds=_left(deadline_at_s)))
+        waiting = f"waiting for {leader} to offer shared memory"
+        with lost_peers(waiting), explained(waiting):
+            patience.until_set(meeting.store, "segment")
             token = meeting.store.get("segment").decode()
         doing = f"taking shared memory from {leader} (is it in this network namespace?)"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
-            with _explained(doing):
-                guest.settimeout(_left(deadline_at_s))
-                guest.connect(_address(token))
+            with explained(doing):
+                guest.connect(address_of(token))
                 guest.sendall(meeting.index.to_bytes(4, "little"))
-                _, descriptors, _, _ = socket.recv_fds(guest, 16, 1)
+                _, descriptors, _, _ = patience.until(
+                    guest, lambda g: socket.recv_fds(g, 16, 1)
+                )
                 if not descriptors:
                     msg = "it ended meanwhile"
                     raise ConnectionError(msg)
             self._take(descriptors[0], num_bytes)
-            with _explained(doing):
+            with explained(doing):
                 guest.sendall(b"y")
-        self._wait_for_all(leader, deadline_at_s)
+        self._wait_for_all(leader, patience)
 
     def _take(self, descriptor: int, num_bytes: int) -> None:
         found_bytes = os.fstat(descriptor).st_size
@@ -282,16 +265,18 @@ class SharedSegment:
             raise CommunicationError(msg)
         self._map(descriptor, num_bytes)
 
-    def _wait_for_all(self, leader: str, deadline_at_s: float) -> None:
+    def _wait_for_all(self, leader: str, patience: Patience) -> None:
         index = self.counter(0, _STATE)
 
         def check() -> None:
             if self.is_aborted or not self._is_alive(0):
                 msg = f"{leader} gave shared memory up while setting it up; see its log"
                 raise CommunicationError(msg)
-            if time.monotonic() > deadline_at_s:
-                msg = f"{leader} did not finish setting up shared memory; see its log"
-                raise CommunicationError(msg)
+            try:
+                patience.check()
+            except OSError as error:
+                msg = f"{leader} did not finish setting up shared memory: {error}"
+                raise CommunicationError(msg) from error
 
         try:
             self.words.wait(index, 1, check)
@@ -309,36 +294,3 @@ class SharedSegment:
         self.words = SharedWords(self.memory, num_words, self._spin_s)
         own = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self.index, 1, 0)
         fcntl.fcntl(descriptor, fcntl.F_SETLK, own)
-
-
-@contextlib.contextmanager
-def _listening(token: str, backlog: int) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(_address(token))
-        listener.listen(backlog)
-        yield listener
-
-
-def _address(token: str) -> str:
-    return f"\0geartrain-{token}"  # the leading zero byte makes it abstract: unix(7)
-
-
-def _is_same_user(peer: socket.socket) -> bool:
-    """Abstract sockets have no permissions; the kernel says who is at the other end."""
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user_id, _ = _CREDENTIALS.unpack(raw)
-    return bool(user_id == os.geteuid())
-
-
-def _left(deadline_at_s: float) -> float:
-    return max(deadline_at_s - time.monotonic(), 0.001)
-
-
-@contextlib.contextmanager
-def _explained(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = str(error).strip() or type(error).__name__
-        msg = f"{doing} failed: {reason}; look at that worker's log"
-        raise CommunicationError(msg) from error

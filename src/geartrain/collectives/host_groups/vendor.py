@@ -28,8 +28,8 @@ from geartrain.errors import CommunicationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from geartrain.collectives.host_groups.meeting import Meeting
     from geartrain.collectives.host_groups.protocol import HostExchange
-    from geartrain.collectives.host_groups.shared_segment import Meeting
     from geartrain.collectives.host_groups.staging import DeviceStreams
     from geartrain.collectives.host_groups.vendor_link import VendorLink
 
