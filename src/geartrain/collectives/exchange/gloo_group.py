@@ -26,8 +26,6 @@ class TransportSettings:
 
     address: str = "127.0.0.1"
     """Of this host, on the interface to use; Gloo listens and connects there only."""
-    interface: str = ""
-    """Name of the interface, instead of the address."""
     build_timeout_s: float = 20.0
     """Deadline of making one stage."""
     timeout_s: float = 300.0
@@ -122,7 +120,4 @@ def build_group(
 
 
 def _make_device(settings: TransportSettings, lazy: bool) -> dist.ProcessGroupGloo.Device:
-    create = dist.ProcessGroupGloo.create_device
-    if settings.interface:
-        return create(interface=settings.interface, lazy_init=lazy)
-    return create(hostname=settings.address, lazy_init=lazy)
+    return dist.ProcessGroupGloo.create_device(hostname=settings.address, lazy_init=lazy)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
-
-import torch
-import torch.distributed as dist
 
 from geartrain.collectives.exchange.gloo_group import (
     GlooGroup,
     TransportSettings,
     build_group,
 )
+from geartrain.collectives.exchange.gloo_stage import GlooStage, first_line
 from geartrain.collectives.exchange.membership import Membership
 from geartrain.collectives.exchange.polling_store import PollingStore
 from geartrain.errors import CommunicationError, ConfigError
@@ -65,6 +63,7 @@ class GlooTransport:
         self._stages: dict[str, GlooStage] = {}
         self._over: str | None = None
         self._ended = threading.Event()
+        self._waits: dict[int, tuple[int, ...]] = {}
 
     @property
     def epoch(self) -> int:
@@ -136,10 +135,15 @@ class GlooTransport:
         self.abort("it was closed here")
 
     def _build(self, stage: GlooStage) -> None:
-        prefix = f"epoch/{self.epoch}/{stage.name}/"
         index, size = stage.members.index(self.me), len(stage.members)
         try:
-            store = PollingStore(self._store, prefix, self._ended, self._settings)
+            store = PollingStore(
+                self._store,
+                self.epoch,
+                self._ended,
+                self._settings.build_timeout_s,
+                within=f"{stage.name}/",
+            )
             group = build_group(store, index, size, self._settings)
         except (RuntimeError, ConnectionError, CommunicationError) as error:
             with self._changed:
@@ -172,7 +176,7 @@ class GlooTransport:
         msg = (
             f"epoch {self.epoch}: stage {stage.name} with {self.names(others)} could not "
             f"be made within {limit_s:g} s ({first_line(stage.error)}); do they run, and "
-            f"is {self._settings.interface or self._settings.address} reachable from there?"
+            f"is {self._settings.address} reachable from there?"
         )
         self.fail(msg, others)
         raise CommunicationError(msg) from stage.error
@@ -182,6 +186,20 @@ class GlooTransport:
         if self._over is None and self._watcher is not None:
             self._watcher.failed(reason, waited_for)
         self.abort(reason)
+
+    def waited_for(self) -> tuple[int, ...]:
+        """Positions of the members for whose messages somebody waits here now."""
+        return tuple(sorted({m for waits in self._waits.copy().values() for m in waits}))
+
+    @contextmanager
+    def waiting(self, members: tuple[int, ...]) -> Iterator[None]:
+        """Note for whom the calling thread waits."""
+        thread_id = threading.get_ident()
+        self._waits[thread_id] = members
+        try:
+            yield
+        finally:
+            del self._waits[thread_id]
 
     def progressed(self) -> None:
         """Count a message or collective that was done."""
@@ -209,152 +227,6 @@ class GlooTransport:
     def timeout_s(self) -> float:
         """Outer limit of one message or collective."""
         return self._settings.timeout_s
-
-
-class GlooStage:
-    """Satisfies ``StageGroup``; one thread uses it."""
-
-    def __init__(
-        self, transport: GlooTransport, name: str, members: tuple[int, ...]
-    ) -> None:
-        self.name = name
-        self.members = members
-        self.group: GlooGroup | None = None
-        self.error: Exception | None = None
-        self._transport = transport
-        self._index_of = {member: index for index, member in enumerate(members)}
-        self._sent = dict.fromkeys(members, 0)
-        self._received = dict.fromkeys(members, 0)
-
-    def take(self) -> GlooGroup | None:
-        """Hand the group over to whoever ends it."""
-        group, self.group = self.group, None
-        return group
-
-    def send(self, tensor: torch.Tensor, to_member: int) -> GlooHandle:
-        """Start sending a contiguous host tensor; it stays untouched until waited for."""
-        tag, self._sent[to_member] = self._sent[to_member], self._sent[to_member] + 1
-        data = as_bytes(tensor)
-        return self._start(
-            lambda group: group.send(data, self._index_of[to_member], tag),
-            data,
-            f"sending {data.numel()} bytes to",
-            (to_member,),
-        )
-
-    def receive(self, tensor: torch.Tensor, from_member: int) -> GlooHandle:
-        """Start receiving into a contiguous host tensor of the size that is sent."""
-        tag = self._received[from_member]
-        self._received[from_member] = tag + 1
-        data = as_bytes(tensor)
-        return self._start(
-            lambda group: group.receive(data, self._index_of[from_member], tag),
-            data,
-            f"receiving {data.numel()} bytes from",
-            (from_member,),
-        )
-
-    def all_reduce(self, tensor: torch.Tensor) -> GlooHandle:
-        """Start Gloo's ring all-reduce over this stage's members, in their order."""
-        others = tuple(m for m in self.members if m != self._transport.me)
-        return self._start(
-            lambda group: group.all_reduce(tensor, self._transport.timeout_s),
-            tensor if others else tensor[:0],
-            f"adding {tensor.nbytes} bytes with",
-            others,
-        )
-
-    def _start(
-        self,
-        start: Callable[[GlooGroup], dist.Work],
-        tensor: torch.Tensor,
-        what: str,
-        waited_for: tuple[int, ...],
-    ) -> GlooHandle:
-        self._transport.check()
-        group = self.group
-        work = None
-        if tensor.numel() > 0:
-            try:
-                # None where it was aborted since the check: the handle will say so.
-                work = start(group) if group is not None else None
-            except RuntimeError as error:
-                raise explain(self._transport, error, what, waited_for) from error
-        return GlooHandle(self._transport, work, tensor, what, waited_for)
-
-
-class GlooHandle:
-    """Satisfies ``Handle``; keeps the tensor alive while Gloo may touch it."""
-
-    __slots__ = ("_tensor", "_transport", "_waited_for", "_what", "_work")
-
-    def __init__(
-        self,
-        transport: GlooTransport,
-        work: dist.Work | None,
-        tensor: torch.Tensor,
-        what: str,
-        waited_for: tuple[int, ...],
-    ) -> None:
-        self._transport = transport
-        self._work = work
-        self._tensor: torch.Tensor | None = tensor
-        self._what = what
-        self._waited_for = waited_for
-
-    def wait(self) -> None:
-        """Block until it is done.
-
-        Raises:
-            CommunicationError: If a peer was lost, the deadline passed, or the epoch
-                was aborted.
-        """
-        if self._work is not None:
-            try:
-                self._work.wait(timedelta(seconds=self._transport.timeout_s))
-            except RuntimeError as error:
-                raise explain(
-                    self._transport, error, self._what, self._waited_for
-                ) from error
-            self._work = None
-        # What came in an epoch that is over is not to be used, even if it came whole.
-        self._transport.check()
-        self._tensor = None
-        self._transport.progressed()
-
-
-def explain(
-    transport: GlooTransport, error: RuntimeError, what: str, waited_for: tuple[int, ...]
-) -> CommunicationError:
-    """The failure in words; the epoch is over from here on."""
-    names = transport.names(waited_for)
-    if transport.over is None:
-        reason = f"{what} {names} failed: {first_line(error)}"
-        transport.fail(reason, waited_for)
-    return CommunicationError(f"{what} {names}: {transport.over_message()}")
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as bytes, shape (num_bytes,): Gloo doesn't know all dtypes.
-
-    Raises:
-        ConfigError: If it is not contiguous host memory.
-    """
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        msg = (
-            f"a message must be contiguous host memory, not shape {tuple(tensor.shape)} "
-            f"strides {tensor.stride()} on {tensor.device}; copy it first"
-        )
-        raise ConfigError(msg)
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def first_line(error: BaseException) -> str:
-    """The part of an error's text that says what happened."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    text = text.partition(". This is typically")[0]  # Gloo goes on with advice
-    _, found, rest = text.partition("] ")  # Gloo begins with [file:line]
-    return rest if found and text.startswith("[") else text
 
 
 def _drop(group: GlooGroup) -> None:

@@ -13,14 +13,10 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import Store
 
 from geartrain.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from geartrain.collectives.exchange.gloo_group import TransportSettings
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
@@ -32,23 +28,26 @@ class PollingStore(Store):
 
     Args:
         inner: The shared store.
-        prefix: Put before each key.
-        ended: When set, all waits end with an error.
-        settings: For the deadline of a wait that names none.
+        epoch: Keys lie under ``epoch/<n>/``; a key ``abort/<n>`` ends all waits.
+        ended: When set, all waits end too.
+        timeout_s: Deadline of a wait that names none.
+        within: A further part of the prefix.
     """
 
     def __init__(
         self,
         inner: Store,
-        prefix: str,
+        epoch: int,
         ended: threading.Event,
-        settings: TransportSettings,
+        timeout_s: float,
+        within: str = "",
     ) -> None:
         super().__init__()
         self._inner = inner
-        self._prefix = prefix
+        self._prefix = f"epoch/{epoch}/{within}"
+        self._abort_key = f"abort/{epoch}"
         self._ended = ended
-        self._settings = settings
+        self._timeout_s = timeout_s
 
     def set(self, key: str, value: str) -> None:
         """Set a key."""
@@ -73,14 +72,21 @@ class PollingStore(Store):
         Raises:
             CommunicationError: After the timeout, or when the epoch ended.
         """
-        limit_s = timeout.total_seconds() if timeout else self._settings.build_timeout_s
+        self.wait_at_most(keys, timeout.total_seconds() if timeout else self._timeout_s)
+
+    def wait_at_most(self, keys: Sequence[str], limit_s: float) -> None:
+        """As ``wait``, in seconds."""
         deadline_at_s = time.monotonic() + limit_s
         pause_s = _FIRST_PAUSE_S
         while not self.check(keys):
-            if self._ended.wait(pause_s):
-                msg = "the epoch ended while its groups were connected"
+            if self._ended.wait(pause_s) or self._is_aborted(pause_s):
+                msg = "the epoch ended while its members were connected"
                 raise CommunicationError(msg)
             if time.monotonic() > deadline_at_s:
                 msg = f"not all of {list(keys)} came within {limit_s:g} s"
                 raise CommunicationError(msg)
             pause_s = min(_GROWTH * pause_s, _LONGEST_PAUSE_S)
+
+    def _is_aborted(self, pause_s: float) -> bool:
+        """Asked seldom: who is connected hears it sooner otherwise."""
+        return pause_s == _LONGEST_PAUSE_S and self._inner.check([self._abort_key])
