@@ -129,15 +129,38 @@ def test_velocity_becomes_the_gradient_that_leads_sgd_to_it() -> None:
         torch.testing.assert_close(before - weight, velocity)
 
 
-def test_masked_elements_start_from_rest_and_unsent_ones_gather_momentum() -> None:
-    feedback = ErrorFeedback(0.5)
+@pytest.mark.parametrize(("forget", "sent_now"), [(True, 1.0), (False, 3.0)])
+def test_unsent_elements_gather_momentum_and_sent_ones_may_start_from_rest(
+    forget: bool, sent_now: float
+) -> None:
+    feedback = ErrorFeedback(0.5, forget_sent_momentum=forget)
     values = torch.tensor([4.0, 1.0])
     feedback.compensate("0", 0, values)
     feedback.keep("0", 0, values, torch.tensor([4.0, 0.0]))
     values = torch.tensor([1.0, 1.0])
     feedback.compensate("0", 0, values)
-    # sent: only the new gradient; unsent: owed 1 + velocity 0.5 * 1 + 1
-    assert values.tolist() == [1.0, 2.5]
+    # unsent: owed 1, and velocity 0.5 * 1 + 1
+    assert values.tolist() == [sent_now, 2.5]
+
+
+def test_where_everything_is_sent_momentum_correction_changes_nothing() -> None:
+    feedback, undo = ErrorFeedback(0.9), MomentumUndo(0.9)
+    for step in range(10):
+        total = send(feedback, make_codec("none"), gradient(step))
+        undo.undo_("0", 0, total)
+        torch.testing.assert_close(total, gradient(step), rtol=1e-4, atol=1e-5)
+
+
+def test_a_dropped_step_leaves_the_momentum_of_the_step_before() -> None:
+    undo, clean = MomentumUndo(0.9), MomentumUndo(0.9)
+    for step in range(3):
+        total, expected = gradient(step), gradient(step)
+        undo.undo_("0", 0, total)
+        clean.undo_("0", 0, expected)
+        assert torch.equal(total, expected)
+        undo.end_step(applied=True)
+        undo.undo_("0", 0, torch.full((600,), math.nan))
+        undo.end_step(applied=False)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

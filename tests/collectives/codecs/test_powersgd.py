@@ -12,12 +12,14 @@ START_STEP = 3
 
 
 def train(rank: int, world_size: int) -> tuple[float, float, torch.Tensor, int]:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(64, 64, bias=False))
+    layer = nn.Linear(64, 64, bias=False)
+    nn.init.zeros_(layer.weight)
+    model = DistributedDataParallel(layer)
     state = register_powersgd(model, matrix_rank=2, start_step=START_STEP)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1 + rank)
-    target = torch.randn(64, 64, generator=torch.Generator().manual_seed(9)) / 8
+    factors = torch.randn(2, 2, 64, generator=torch.Generator().manual_seed(9)) / 4
+    target = factors[0].T @ factors[1]  # the gradient of zero weights has rank 2
     losses = []
     for _ in range(STEPS):
         inputs = torch.randn(128, 64, generator=generator)

@@ -234,3 +234,10 @@ def test_every_codec_keeps_the_loss_within_what_it_states(
 def test_sixteen_bits_need_no_feedback(codec_name: str) -> None:
     ratio = loss_ratio("synthetic", "sgd", codec_name, use_feedback=False)
     assert ratio <= QUALITY[codec_name].max_loss_ratio
+
+
+@pytest.mark.slow
+def test_momentum_correction_pays_where_few_values_are_sent() -> None:
+    plain = loss_ratio("mnist", "sgd", "topk")
+    corrected = loss_ratio("mnist", "sgd", "topk", momentum=MOMENTUM)
+    assert corrected < plain

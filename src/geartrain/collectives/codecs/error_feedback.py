@@ -12,15 +12,14 @@ Whoever encodes an interval of a bucket keeps what its code lost there::
 Where a total is coded again (more than two racks), its owner keeps what that second
 code lost, in an ``ErrorFeedback`` of its own.
 
-Under momentum, feedback alone does harm once few elements are sent: a lump of several
+Under momentum, feedback alone can do harm once few elements are sent: a lump of several
 steps' gradients arrives late, and the optimizer's momentum then carries it on for as
-many steps again. With ``momentum=m`` momentum is accumulated before the selection, and
-forgotten where elements are sent. What then arrives is the optimizer's velocity;
-``MomentumUndo`` turns it back into a gradient on every rank, so that the user's
-optimizer stays as it is.
+many steps again. With ``momentum=m`` momentum is accumulated before the selection. What
+then arrives is the optimizer's velocity, late where it had to wait; ``MomentumUndo``
+turns it back into a gradient on every rank, so that the user's optimizer stays as it is.
 
-Source: Lin et al., Deep Gradient Compression, arXiv:1712.01887, sections 3.2 and 3.3
-(momentum correction, momentum factor masking).
+Source: Lin et al., Deep Gradient Compression, arXiv:1712.01887, sections 3.2 (momentum
+correction) and 3.3 (momentum factor masking).
 """
 
 from __future__ import annotations
@@ -51,12 +50,16 @@ class ErrorFeedback:
 
     Args:
         momentum: Of the optimizer, to correct for it; 0 leaves momentum alone.
+        forget_sent_momentum: Also set the momentum of what was sent to zero, as the paper
+            does against staleness. Elements sent in most steps then train as if without
+            momentum, which at a given learning rate can cost more than it gains.
 
     Raises:
         ConfigError: If the momentum is not in [0, 1).
     """
 
     momentum: float = 0.0
+    forget_sent_momentum: bool = False
     _store: IntervalStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +105,7 @@ class ErrorFeedback:
             return
         kept = self._store.at(key, start, values.numel())
         torch.sub(values, decoded, out=kept.other[_LOST])
-        if self.momentum:
+        if self.momentum and self.forget_sent_momentum:
             kept.other[_VELOCITY].masked_fill_(decoded != 0, 0.0)
         kept.flip(changed=True)
 

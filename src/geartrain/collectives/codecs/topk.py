@@ -65,9 +65,10 @@ class TopKCodec(ChunkCodec):
         magnitudes = self._scratch.get("magnitudes", num_elements, torch.float32)
         torch.abs(values, out=magnitudes)
         places = largest_places(magnitudes.numpy(), num_selected)
-        selected = values.numpy().take(places) * np.float32(2.0**exponent)
+        selected = torch.from_numpy(values.numpy().take(places)).mul_(2.0**exponent)
+        # Through torch: NumPy converts fp16 20x slower.
+        body[: 2 * num_selected] = selected.to(torch.float16).view(torch.uint8)
         coded = body.numpy()
-        coded[: 2 * num_selected] = selected.astype(np.float16).view(np.uint8)
         if _is_bitmap(num_elements, num_selected):
             mask = self._scratch.get("mask", num_elements, torch.bool).zero_().numpy()
             mask[places] = True
@@ -79,7 +80,7 @@ class TopKCodec(ChunkCodec):
         num_elements, num_selected = values.numel(), self.num_selected(values.numel())
         coded = body.numpy()
         if _is_bitmap(num_elements, num_selected):
-            bits = np.unpackbits(coded[2 * num_selected :], count=num_elements)
+            bits = np.unpackbits(coded[2 * num_selected :], count=num_elements).view(bool)
             places = np.flatnonzero(bits)
         else:
             places = _listed_places(coded[2 * num_selected :], num_selected)
@@ -89,9 +90,10 @@ class TopKCodec(ChunkCodec):
                 f"{num_selected}; the message was damaged, or made by another version"
             )
             raise CommunicationError(msg)
-        selected = coded[: 2 * num_selected].view(np.float16).astype(np.float32)
+        halves = torch.empty(num_selected, dtype=torch.float16)
+        halves.view(torch.uint8).copy_(body[: 2 * num_selected])
         values.zero_()
-        values.numpy()[places] = selected * np.float32(2.0**-exponent)
+        values.numpy()[places] = halves.float().mul_(2.0**-exponent).numpy()
 
 
 def largest_places(magnitudes: NDArray[np.float32], count: int) -> NDArray[np.intp]:
