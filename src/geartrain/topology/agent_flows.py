@@ -125,6 +125,9 @@ class AgentFlows:
                 receiver.flow_id: tuple(receiver.arrivals)
                 for receiver, _ in self._receivers
             },
+            acknowledged={
+                sender.flow_id: tuple(sender.acknowledged) for sender, _ in self._senders
+            },
             failures=tuple(failures),
         )
         self.cancel()

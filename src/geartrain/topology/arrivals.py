@@ -13,13 +13,13 @@ from dataclasses import dataclass
 Arrivals = Sequence[tuple[float, int]]
 """(seconds, bytes so far), both rising."""
 
-_STARTS = (0.4, 0.6)
-"""Of a burst's bytes. Shapers commonly hold 4 ms of a link's rate, which the first two
-fifths of a burst of 10 ms outlast."""
+_STARTS = (0.3, 0.6)
+"""Of a burst's bytes. Shapers commonly hold 4 ms of a link's rate, which the first 0.3
+of a burst of 14 ms outlast."""
+_LEAST_POINTS = 2
 _TOGETHER = 0.4
-_LONG_PART = 0.35
-_MAX_POINTS = 128
-_SHORTEST_S = 1e-6
+_LEAST_JOINT_S = 1e-4
+_SHORTEST_S = 2e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +40,22 @@ def tail_rate(arrivals: Arrivals) -> RateReading | None:
         arrivals: Of one flow; bytes count from 0.
 
     Returns:
-        The least slope from a start among ``_STARTS`` to the end, None if nothing
-        arrived. The least, since a sender that paused finds its shaper's bucket full
-        again: a slope that begins right after the pause reads too high.
+        The least slope from a start among ``_STARTS`` to the end. The least, since a
+        sender that paused finds its shaper's bucket full again: a slope that begins
+        right after the pause reads too high. None if too little is known: nothing
+        arrived, or all of it was stamped at a few moments, as on a busy host.
 
-    >>> tail_rate([(0.0, 500), (0.0, 600), (1.0, 700), (5.0, 1100)]).bytes_per_s
-    100.0
+    >>> tail_rate([(0.0, 500), (1.0, 700), (5.0, 900), (6.0, 1100)]).bytes_per_s
+    80.0
     """
     if not arrivals:
         return None
     total = arrivals[-1][1]
     low, high = (fraction * total for fraction in _STARTS)
     starts = [point for point in arrivals[:-1] if low <= point[1] <= high]
-    if not starts:  # a few large readings: begin at the one before the later part
-        before = [point for point in arrivals[:-1] if point[1] < low]
-        starts = before[-1:] or [*arrivals[:-1][:1]] or [(arrivals[-1][0], 0)]
+    later = [point for point in arrivals if point[1] > high]
+    if not starts or len(later) < _LEAST_POINTS:
+        return None
     return min(
         (_slope(start, arrivals[-1]) for start in starts), key=lambda r: r.bytes_per_s
     )
@@ -67,10 +68,10 @@ def joint_rate(flows: Sequence[Arrivals]) -> RateReading | None:
         flows: Arrivals of each, by one clock.
 
     Returns:
-        The slope while all of them ran, of the later part of it. Where they hardly ran
-        at the same time, the steepest long slope instead. None if nothing arrived.
+        The slope of the later part of the time in which all of them ran. None if they
+        hardly ran at the same time, as on a busy host: run them again.
 
-    >>> slow, fast = [(0.0, 0), (2.0, 200), (4.0, 400)], [(0.0, 0), (1.0, 300), (2.0, 600)]
+    >>> slow, fast = [(0.0, 0), (1.0, 100), (2.0, 200)], [(0.0, 0), (1.0, 300), (2.0, 600)]
     >>> joint_rate([slow, fast]).bytes_per_s
     400.0
     """
@@ -81,13 +82,13 @@ def joint_rate(flows: Sequence[Arrivals]) -> RateReading | None:
     start_s = max(flow[0][0] for flow in running)
     end_s = min(flow[-1][0] for flow in running)
     while_all = [point for point in together if start_s <= point[0] <= end_s]
-    total = together[-1][1]
-    if len(while_all) > 1 and while_all[-1][1] - while_all[0][1] >= _TOGETHER * total:
-        first = while_all[0][1]
-        reading = tail_rate([(at_s, count - first) for at_s, count in while_all])
-        if reading is not None:
-            return reading
-    return _steepest(together)
+    if len(while_all) <= 1:
+        return None
+    first, last = while_all[0][1], while_all[-1][1]
+    if last - first < _TOGETHER * together[-1][1]:
+        return None
+    reading = tail_rate([(at_s, count - first) for at_s, count in while_all])
+    return reading if reading is not None and reading.window_s >= _LEAST_JOINT_S else None
 
 
 def _slope(start: tuple[float, int], end: tuple[float, int]) -> RateReading:
@@ -113,22 +114,6 @@ def _add_up(flows: Sequence[Arrivals]) -> list[tuple[float, int]]:
         total += step
         together.append((at_s, total))
     return together
-
-
-def _steepest(arrivals: Arrivals) -> RateReading:
-    """The steepest slope over a long part, after the start."""
-    points = thin_out(list(arrivals), _MAX_POINTS)
-    total = points[-1][1]
-    readings = [
-        _slope(start, end)
-        for index, start in enumerate(points)
-        if start[1] >= _LONG_PART * total
-        for end in points[index + 1 :]
-        if end[1] - start[1] >= _LONG_PART * total
-    ]
-    if not readings:
-        return _slope((points[0][0], 0), points[-1])
-    return max(readings, key=lambda r: r.bytes_per_s)
 
 
 def thin_out(arrivals: Sequence[tuple[float, int]], limit: int) -> list[tuple[float, int]]:

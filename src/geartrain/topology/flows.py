@@ -1,8 +1,9 @@
 """The two ends of a flow: one direction of a path, filled for a moment and timed.
 
-What arrives is stamped by the kernel, not by this process. On a busy host a process may
-get its turn milliseconds after the bytes came; with its own clock it would then find
-many bytes at once and read too high a rate, or too low a one.
+The kernel takes the times, not this process. On a busy host a process may get its turn
+milliseconds after the bytes came; with its own clock it would then find many bytes at
+once and read too high a rate, or too low a one. Best are the sender's stamps of what was
+acknowledged; where the system has none, the receiver's of what arrived.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 from geartrain.errors import CommunicationError
+from geartrain.topology.acknowledgements import (
+    read_acknowledgements,
+    stamp_acknowledgements,
+)
 from geartrain.topology.agent_protocol import SendOrder
 from geartrain.topology.arrivals import thin_out
 
 _NUM_PINGS = 6
-_PIECE_BYTES = 1 << 17
-_FIRST_PIECE_BYTES = 1 << 15
-_READ_BYTES = 1 << 20
-"""At least what can wait in a socket: a read then ends where the kernel's stamp belongs."""
+_MOST_PIECES = 100
+"""Acknowledgements are stamped piece by piece, and the socket holds so many stamps."""
+_LEAST_PIECE_BYTES = 1 << 14
+_READ_BYTES = 1 << 14
+"""Small, since a read has one stamp, that of its last packet: what waited for a busy
+process must not look as if it had come at once."""
 _MAX_POINTS = 64
 _QUEUE_S = 0.015
 """A sender keeps this much of its rate waiting in the socket. Less, and the link idles
@@ -47,7 +54,7 @@ _STAMP = struct.Struct("@qq")
 _INT = struct.Struct("@i")
 _IS_LINUX = sys.platform == "linux"
 
-_ZEROS = memoryview(bytes(_PIECE_BYTES))
+_ZEROS = memoryview(bytes(1 << 16))
 
 
 class FlowEnd(Protocol):
@@ -72,9 +79,11 @@ class Sender:
         self.flow_id = order.flow_id
         self.latency_s = 0.0
         self.sent_bytes = 0
+        self.acknowledged: list[tuple[float, int]] = []
         self._order = order
         self._connect = connect
         self._sock: socket.socket | None = None
+        self._is_stamped = False
 
     def open(self) -> None:
         """Connect and time some round trips."""
@@ -92,6 +101,7 @@ class Sender:
         self.latency_s = min(round_trips_s) / 2
         if self.latency_s < _LONG_LATENCY_S:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _FIRST_QUEUE_BYTES)
+        self._is_stamped = stamp_acknowledgements(sock)
 
     def run(self, start_at_s: float, timeout_s: float) -> None:
         """Send for the ordered time, at most the ordered bytes; wait until all arrived."""
@@ -102,15 +112,16 @@ class Sender:
         self._sock.shutdown(socket.SHUT_WR)
         while self._sock.recv(1):  # the receiver closes when it has everything
             pass
+        if self._is_stamped:
+            points = _rising(read_acknowledgements(self._sock))
+            self.acknowledged = thin_out(points, _MAX_POINTS)
 
     def _send_burst(self, sock: socket.socket) -> None:
         order = self._order
         start_s = time.perf_counter()
         queue_bytes, elapsed_s = _FIRST_QUEUE_BYTES, 0.0
+        piece = max(_LEAST_PIECE_BYTES, order.max_bytes // _MOST_PIECES)
         while self.sent_bytes < order.max_bytes and elapsed_s < order.duration_s:
-            piece = (
-                _FIRST_PIECE_BYTES if queue_bytes <= _FIRST_QUEUE_BYTES else _PIECE_BYTES
-            )
             left = order.max_bytes - self.sent_bytes
             self.sent_bytes += sock.send(_ZEROS[: min(piece, left)])
             elapsed_s = time.perf_counter() - start_s

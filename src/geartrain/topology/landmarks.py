@@ -162,7 +162,8 @@ def _neighbours(survey: Survey, left: Sequence[int], size: int) -> list[list[int
     if len(left) > 1:
         survey.notes.append(
             f"{len(left)} hosts were grouped with their neighbours in the order "
-            "given only; give labels, or hosts in order of their racks, if a rack looks divided"
+            "given only; give labels, or hosts in order of their racks, if a rack "
+            "looks divided"
         )
     chain = list(pairwise(left))
     _measure(survey, [(min(p), max(p)) for p in chain], size, 0, len(chain))

@@ -12,8 +12,9 @@ _DEFAULT_MAX_BYTES = 64_000_000
 _HOSTS_OF_DEFAULT = 8
 _SMALLEST_PAIR_BYTES = 1 << 16
 _LARGEST_PAIR_BYTES = 1_000_000
-_LARGEST_GROUP_BYTES = 2_000_000
+_LARGEST_GROUP_BYTES = 4_000_000
 _PAIR_PART = 0.5
+_UPLINK_PART = 0.12
 _ROUND_TRIPS_OF_BURST = 24
 """One-way latencies that a burst lasts: TCP doubles its window once a round trip, and
 needs about ten to fill a long path."""
@@ -29,13 +30,13 @@ class ProbeLimits:
     max_bytes: int | None = None
     """Sent in all, by all hosts. None: 64 MB, and as much again for every 8 hosts more."""
     pair_burst_s: float = 0.04
-    group_burst_s: float = 0.12
+    group_burst_s: float = 0.08
     """Of several hosts at once, to fill an uplink."""
     timeout_s: float = 5.0
     """For connecting, and for an agent's answer."""
     landmarks_above: int = 64
     """With more hosts than this only some are measured against all."""
-    memory_bytes: int = 1 << 23
+    memory_bytes: int = 1 << 24
     """Of a copy through shared memory on each host; 0 leaves that out."""
 
     def __post_init__(self) -> None:
@@ -66,6 +67,10 @@ class ProbeLimits:
         share = int(_PAIR_PART * self.budget_bytes(num_hosts) - sent_bytes) // num_flows
         wanted = min(max(share, _SMALLEST_PAIR_BYTES), _LARGEST_PAIR_BYTES)
         return min(wanted, max(left, 0) // num_flows)
+
+    def uplink_reserve(self, num_hosts: int) -> int:
+        """What other stages must leave for the uplinks, bytes."""
+        return int(_UPLINK_PART * self.budget_bytes(num_hosts))
 
     def burst_s(self, shortest_s: float, latency_s: float) -> float:
         """How long to fill a path of this latency."""

@@ -65,9 +65,10 @@ def find_racks(survey: Survey, size: int) -> Racks:
         racks = cluster(core, qualities)
         doubtful = find_doubtful(racks, qualities)
         survey.tell("racks", attempt, _MAX_REPEATS)
-        if not doubtful or attempt == _MAX_REPEATS:
+        again = (*survey.readings.unread_pairs(), *doubtful)
+        if not again or attempt == _MAX_REPEATS:
             break
-        repeat_pairs(survey, doubtful, size)
+        repeat_pairs(survey, again, size)
     return place_hosts(survey, racks, unclear)
 
 

@@ -125,10 +125,13 @@ def connect_agents(
 def _measure_memory(
     clients: Sequence[AgentClient], limits: ProbeLimits
 ) -> list[float | None]:
-    if not limits.memory_bytes:
-        return [None] * len(clients)
-    # One after the other: hosts that are containers of one machine share its memory.
-    return [client.measure_memory(limits.memory_bytes) for client in clients]
+    """Time each machine's memory once: containers of one machine share it."""
+    rates: dict[str, float] = {}
+    for client in clients if limits.memory_bytes else ():
+        boot_id = client.description.boot_id
+        if boot_id not in rates:
+            rates[boot_id] = client.measure_memory(limits.memory_bytes)
+    return [rates.get(client.description.boot_id) for client in clients]
 
 
 def _finish(

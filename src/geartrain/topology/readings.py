@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from geartrain.topology.arrivals import RateReading
 
+_NEAR = 0.6
 LONG_ENOUGH_S = 0.003
 """A slope over less than this may lie inside a shaper's bucket (4 ms of its rate)."""
 
@@ -38,20 +39,39 @@ class PairReadings:
         reading = self.rates.get((source, target))
         return None if reading is None else reading.bytes_per_s
 
+    def unread_pairs(self) -> tuple[tuple[int, int], ...]:
+        """Pairs that were measured, but too little was seen to tell a rate."""
+        unread = self.latencies_s.keys() - self.rates.keys()
+        return tuple(sorted({(min(key), max(key)) for key in unread}))
+
     def best_sends(self) -> list[float]:
-        """The fastest that each host was seen to send, bytes/s; 0 where never."""
+        """What each host was seen to send where nothing was in the way, bytes/s."""
         return self._best(0)
 
     def best_receives(self) -> list[float]:
-        """The fastest that each host was seen to receive, bytes/s; 0 where never."""
+        """What each host was seen to receive where nothing was in the way, bytes/s."""
         return self._best(1)
 
     def _best(self, end: int) -> list[float]:
-        best = [0.0] * self.num_hosts
-        for key, reading in self.rates.items():
-            best[key[end]] = max(best[key[end]], reading.bytes_per_s)
-        return best
+        """The median of what comes near the fastest, 0 where nothing was read.
 
-    def longest_window(self, keys: Iterable[tuple[int, int]]) -> float:
-        """The longest slope among these links, seconds."""
-        return max((self.rates[k].window_s for k in keys if k in self.rates), default=0.0)
+        Not the fastest itself: one reading that is too high, by a burst that a shaper's
+        bucket let pass, would make all other links of a host look slow.
+        """
+        rows: list[list[RateReading]] = [[] for _ in range(self.num_hosts)]
+        for key, reading in self.rates.items():
+            rows[key[end]].append(reading)
+        typical = [typical_reading(row) for row in rows]
+        return [0.0 if reading is None else reading.bytes_per_s for reading in typical]
+
+
+def typical_reading(readings: Sequence[RateReading]) -> RateReading | None:
+    """The median (the higher of two) of the readings that come near the fastest."""
+    if not readings:
+        return None
+    fastest = max(reading.bytes_per_s for reading in readings)
+    near = sorted(
+        (r for r in readings if r.bytes_per_s >= _NEAR * fastest),
+        key=lambda r: r.bytes_per_s,
+    )
+    return near[len(near) // 2]

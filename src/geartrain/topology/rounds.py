@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from geartrain.errors import CommunicationError
@@ -95,10 +95,7 @@ class FlowRunner:
                 source=flow.source,
                 target=flow.target,
                 latency_s=opened[flow.source].latencies_s[flow_id],
-                arrivals=[
-                    (at_s - self.clients[flow.target].clock_ahead_s, count)
-                    for at_s, count in done[flow.target].arrivals[flow_id]
-                ],
+                arrivals=self._arrivals(flow, flow_id, done),
             )
             for flow, flow_id in zip(flows, ids, strict=True)
         ]
@@ -158,6 +155,20 @@ class FlowRunner:
             left_s = max(deadline_s - time.monotonic(), 0.05)
             done[host] = self.clients[host].hear(FlowsDone, left_s)
         return done
+
+    def _arrivals(
+        self, flow: Flow, flow_id: str, done: Mapping[int, FlowsDone]
+    ) -> list[tuple[float, int]]:
+        """What arrived when, by the coordinator's clock.
+
+        Of the sender's and the receiver's account the one that was stamped more often.
+        """
+        host, points = flow.source, done[flow.source].acknowledged.get(flow_id, ())
+        arrived = done[flow.target].arrivals[flow_id]
+        if len(points) < len(arrived):
+            host, points = flow.target, arrived
+        ahead_s = self.clients[host].clock_ahead_s
+        return [(at_s - ahead_s, count) for at_s, count in points]
 
     def _raise_failures(
         self,
