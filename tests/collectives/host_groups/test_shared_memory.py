@@ -1,5 +1,6 @@
 """Several real processes that add up in shared memory."""
 
+import ctypes
 import dataclasses
 import itertools
 import os
@@ -255,6 +256,8 @@ def _leave_early(rank: int, world_size: int) -> bool:
     exchange(group, tensor)
     group.close()
     group.close()
+    with pytest.raises(CommunicationError):
+        group.open(tensor, [(0, 10)])
     return bool((tensor == world_size).all())
 
 
@@ -343,6 +346,26 @@ def test_setup_ends_when_the_epoch_does() -> None:
     for waited_s, message in run_ranks(_end_in_setup, 3)[:2]:
         assert waited_s < 2.0
         assert "process" in message
+
+
+def _in_another_namespace(rank: int, world_size: int) -> str:
+    if rank == 1:
+        clone_newnet = 0x40000000
+        assert ctypes.CDLL(None, use_errno=True).unshare(clone_newnet) == 0
+    with pytest.raises(CommunicationError) as caught:
+        SharedMemoryGroup(
+            dataclasses.replace(meeting(rank, world_size), setup_timeout_s=1.0)
+        )
+    return str(caught.value)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a network namespace")
+def test_process_in_another_network_namespace_is_told() -> None:
+    messages = run_ranks(_in_another_namespace, 2)
+
+    assert "waiting for process 1" in messages[0]
+    assert "is it in this network namespace?" in messages[1]
 
 
 def _settings_differ(rank: int, world_size: int) -> str:
