@@ -19,6 +19,7 @@ from geartrain.planner.curve_fit import (
 from geartrain.planner.explanation import Explanation, explain, render_text
 from geartrain.planner.model_profile import (
     ComputeCurve,
+    ExchangeNetwork,
     ExchangeProfile,
     MemoryCurve,
     ModelProfile,
@@ -37,6 +38,7 @@ __all__ = [
     "CorrectionState",
     "Decision",
     "DeviceObservation",
+    "ExchangeNetwork",
     "ExchangeProfile",
     "Explanation",
     "MemoryCurve",

@@ -10,7 +10,12 @@ from geartrain.planner.curve_fit import (
     largest_micro_batch_size,
     predict_s,
 )
-from geartrain.planner.exchange_cost import device_costs_s
+from geartrain.planner.exchange.explanation import (
+    ExchangeExplanation,
+    exchange_sentences,
+    explain_exchange,
+)
+from geartrain.planner.exchange_cost import device_costs_s, exchange_request
 from geartrain.planner.model_profile import ComputeCurve, ModelProfile
 from geartrain.planner.plan import Plan, Replica
 from geartrain.planner.prediction import (
@@ -84,6 +89,8 @@ class Explanation:
     """bound / predicted step time."""
     limiting_device_id: str
     loss: LossSplit
+    exchange: ExchangeExplanation | None = None
+    """How gradients travel; None where the links are not known."""
 
 
 def explain(plan: Plan, profile: ModelProfile) -> Explanation:
@@ -106,7 +113,16 @@ def explain(plan: Plan, profile: ModelProfile) -> Explanation:
         efficiency=plan.bound_step_s / step_s,
         limiting_device_id=slowest.device_id,
         loss=_split_loss(plan, profile),
+        exchange=_explain_exchange(plan, profile),
     )
+
+
+def _explain_exchange(plan: Plan, profile: ModelProfile) -> ExchangeExplanation | None:
+    if len(plan.replicas) < 2:  # noqa: PLR2004 - it takes two to exchange
+        return None
+    members = [replica.device_id for replica in plan.replicas]
+    request = exchange_request(profile, members)
+    return explain_exchange(request) if request is not None else None
 
 
 def _split_loss(plan: Plan, profile: ModelProfile) -> LossSplit:
@@ -216,7 +232,10 @@ def render_text(explanation: Explanation) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join([*padded, note]))
-    return "\n".join([*lines, "", *_sentences(explanation)])
+    lines += ["", *_sentences(explanation)]
+    if explanation.exchange is not None:
+        lines += ["", *exchange_sentences(explanation.exchange)]
+    return "\n".join(lines)
 
 
 def _cells(row: ExplanationRow) -> tuple[str, ...]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from geartrain.errors import ConfigError
+from geartrain.planner.exchange.request import HostGroupKind
+from geartrain.planner.exchange.schedule import CodecProfile
+from geartrain.topology.profile import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,30 @@ class ExchangeProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeNetwork:
+    """Where the devices are, how their hosts are linked, and what may be compressed."""
+
+    topology: Topology
+    device_ids: tuple[str, ...]
+    host_ids: tuple[str, ...]
+    """Of each device, same order."""
+    codecs: tuple[CodecProfile, ...] = ()
+    policy: str | None = None
+    """As ``ExchangeRequest.policy``."""
+    host_group: HostGroupKind = "lone"
+    core_fraction: float = 1.0
+    """Processor cores that each host has for the exchange."""
+
+    def __post_init__(self) -> None:
+        if len(self.device_ids) != len(self.host_ids):
+            msg = (
+                f"exchange network: {len(self.device_ids)} devices on "
+                f"{len(self.host_ids)} hosts; expected a host for each device"
+            )
+            raise ConfigError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """The measured model on a fleet."""
 
@@ -98,6 +125,8 @@ class ModelProfile:
     exchange: ExchangeProfile
     optimizer_s: tuple[float, ...] = ()
     """Time of an optimizer step, a device each; empty where not measured."""
+    network: ExchangeNetwork | None = None
+    """Where known, exchanges are predicted from it and not from ``exchange``."""
     schema_version: int = 1
 
 

@@ -15,24 +15,26 @@ from planner.exchange.exchange_cases import INT8, make_topology, placement_of
 TOPOLOGY = make_topology([[500] * 3, [500] * 5], [50, 50], latency_s=2e-3)
 
 
-def ask(num_bytes: int = 0) -> ExchangeRequest:
+def ask(num_bytes: int = 0, policy: str | None = "auto") -> ExchangeRequest:
     return ExchangeRequest(
         topology=TOPOLOGY,
         placement=placement_of(TOPOLOGY),
         num_bytes=num_bytes,
         codecs=(INT8,),
-        policy="auto",
+        policy=policy,
     )
 
 
 BOOK = write_book(ask())
+EXACT_BOOK = write_book(ask(policy=None))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**40))
 def test_every_size_has_a_schedule_and_a_rising_prediction(num_bytes: int) -> None:
-    assert BOOK.schedule_for(num_bytes).num_members == 8
-    assert BOOK.predict_s(num_bytes) <= 1.02 * BOOK.predict_s(num_bytes + 4096)
+    assert EXACT_BOOK.schedule_for(num_bytes).num_members == 8
+    larger_s = EXACT_BOOK.predict_s(num_bytes + 4096)
+    assert EXACT_BOOK.predict_s(num_bytes) <= 1.02 * larger_s
 
 
 @pytest.mark.parametrize("num_bytes", [2**12, 2**18, 2**22, 25_000_000, 2**30, 2**33])
@@ -50,6 +52,13 @@ def test_small_and_large_messages_differ_and_equal_neighbours_are_one() -> None:
     assert algorithms[0] == "leader"
     assert algorithms[-1] == "hierarchical"
     assert all(a != b for a, b in itertools.pairwise(prints))
+
+
+def test_auto_compresses_from_some_size_on() -> None:
+    codecs = [schedule.codec for schedule in BOOK.schedules]
+
+    assert codecs == sorted(codecs, reverse=True)  # none... before int8...
+    assert {"none", "int8"} == set(codecs)
 
 
 def test_a_book_reads_back_equal() -> None:

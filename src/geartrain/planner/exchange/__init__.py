@@ -8,6 +8,11 @@ from geartrain.planner.exchange.choice import (
     choose,
     what_auto_would_gain,
 )
+from geartrain.planner.exchange.explanation import (
+    ExchangeExplanation,
+    exchange_sentences,
+    explain_exchange,
+)
 from geartrain.planner.exchange.ownership import Piece, chunk_bounds, pieces
 from geartrain.planner.exchange.request import AUTO, AUTO_CODECS, ExchangeRequest
 from geartrain.planner.exchange.schedule import (
@@ -28,6 +33,7 @@ __all__ = [
     "Candidate",
     "CodecProfile",
     "CommSchedule",
+    "ExchangeExplanation",
     "ExchangeRequest",
     "Piece",
     "RackPart",
@@ -37,6 +43,8 @@ __all__ = [
     "candidates",
     "choose",
     "chunk_bounds",
+    "exchange_sentences",
+    "explain_exchange",
     "pieces",
     "what_auto_would_gain",
     "write_book",
