@@ -134,12 +134,11 @@ def stop_one(rank: int, world_size: int) -> tuple[str, tuple[int, ...], float, s
     ring = me.ring(list(roll_call(shared_store(), 1, rank, 2.0, [0, 2])), 1)
     if rank == 0:
         os.kill(int(hear("pid")), signal.SIGCONT)
-    total = 0.0
-    while not shared_store().check(["awake and out"]) or total == 0.0:
+    going = True
+    while going:
         total = float(ring.add(torch.ones(1000)).sum())
-        # All must stop after the same exchange.
-        if float(ring.add(torch.tensor([float(shared_store().check(["awake and out"]))]))):
-            break
+        is_out = torch.tensor([float(shared_store().check(["awake and out"]))])
+        going = float(ring.add(is_out)) == 0.0  # all stop after the same exchange
     assert total == 2000.0
     me.service.close()
     return fault.kind, fault.suspects, known_s, str(caught.value)
@@ -292,3 +291,21 @@ def lose_the_store(rank: int, world_size: int) -> str:
 
 def test_a_store_that_is_gone_is_said_to_be() -> None:
     assert "the store" in run_ranks(lose_the_store, 1)[0]
+
+
+def live_over_ipv6(rank: int, world_size: int) -> tuple[Fault, float] | None:
+    me = make_rank(rank, world_size, address="::1")
+    ring = me.ring(list(range(world_size)), 0)
+    ring.add(torch.ones(1))
+    if rank == 1:
+        say("killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return me.fault(), time.monotonic() - hear("killed")
+
+
+def test_a_kill_is_known_over_ipv6_too() -> None:
+    result = run_ranks(live_over_ipv6, 2, may_die=(1,))[0]
+
+    assert result is not None
+    assert result[0].suspects == (1,)
+    assert result[1] < 1.0

@@ -21,18 +21,20 @@ from local_ranks import run_ranks
 
 
 def make_transport(
-    rank: int, world_size: int, epoch: int = 0, **settings: float
+    rank: int, world_size: int, epoch: int = 0, **settings: object
 ) -> GlooTransport:
     store = dist.distributed_c10d._get_default_store()
     membership = Membership(
         epoch=epoch, me=rank, member_ids=tuple(f"cpu#{r}" for r in range(world_size))
     )
-    return GlooTransport(store, membership, TransportSettings(**settings))  # type: ignore[arg-type]  # floats all
+    return GlooTransport(store, membership, TransportSettings(**settings))  # type: ignore[arg-type]  # any of them
 
 
-def swap_many(rank: int, world_size: int, full_mesh_up_to: int) -> bool:
+def swap_many(rank: int, world_size: int, full_mesh_up_to: int, address: str) -> bool:
     """Two hundred messages of odd sizes under way at once, both ways."""
-    transport = make_transport(rank, world_size, full_mesh_up_to=full_mesh_up_to)
+    transport = make_transport(
+        rank, world_size, full_mesh_up_to=full_mesh_up_to, address=address
+    )
     stage = transport.stage("swap", range(world_size))
     sizes = [(37 * k) % 1001 for k in range(100)]
     to, source = (rank + 1) % world_size, (rank - 1) % world_size
@@ -46,8 +48,9 @@ def swap_many(rank: int, world_size: int, full_mesh_up_to: int) -> bool:
 
 
 @pytest.mark.parametrize("full_mesh_up_to", [64, 2], ids=["full mesh", "lazy"])
-def test_messages_arrive_whole_and_in_order(full_mesh_up_to: int) -> None:
-    assert run_ranks(swap_many, 3, full_mesh_up_to) == [True] * 3
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_messages_arrive_whole_and_in_order(full_mesh_up_to: int, address: str) -> None:
+    assert run_ranks(swap_many, 3, full_mesh_up_to, address) == [True] * 3
 
 
 def ring_in_another_order(rank: int, world_size: int) -> list[float]:
@@ -69,9 +72,9 @@ def test_a_stage_may_have_some_members_and_any_order() -> None:
     assert run_ranks(ring_in_another_order, 3) == [[*sums, 0.0], [*sums, 0.0], [*sums, 2.0]]
 
 
-def abort_while_waiting(rank: int, world_size: int) -> tuple[float, str]:
+def abort_while_waiting(rank: int, world_size: int, address: str) -> tuple[float, str]:
     """Rank 0 aborts while all wait for messages that never come."""
-    transport = make_transport(rank, world_size)
+    transport = make_transport(rank, world_size, address=address)
     stage = transport.stage("wait", range(world_size))
     ready = transport.stage("ready", range(world_size))
     handle = stage.receive(torch.zeros(8), (rank + 1) % world_size)
@@ -90,8 +93,9 @@ def abort_while_waiting(rank: int, world_size: int) -> tuple[float, str]:
     return waited_s, str(caught.value)
 
 
-def test_abort_wakes_all_waiters_here_and_there() -> None:
-    results = run_ranks(abort_while_waiting, 3)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_abort_wakes_all_waiters_here_and_there(address: str) -> None:
+    results = run_ranks(abort_while_waiting, 3, address)
 
     assert all(waited_s < 1.0 for waited_s, _ in results)
     assert "rank 0 says so" in results[0][1]

@@ -114,11 +114,13 @@ class LiveEpoch:
         names = self.membership.names(members)
         self.end("error", f"{names} closed the connection: it died", members)
 
-    def silent(self, member: int, silent_s: float) -> None:
-        """Hear from the pulse that a member sends no heartbeats."""
-        name = self.membership.names((member,))
-        detail = f"{name} was silent for {silent_s:.1f} s: it is frozen or cut off"
-        self.end("silence", detail, (member,))
+    def silent(self, members: tuple[int, ...], silent_s: float) -> None:
+        """Hear from the pulse that members send no heartbeats."""
+        names = self.membership.names(members)
+        detail = f"{names} was silent for {silent_s:.1f} s: it is frozen or cut off"
+        if 1 < len(members) == self.membership.num_members - 1:
+            detail += ", or this host is"
+        self.end("silence", detail, members)
 
     def overslept(self, held_up_s: float) -> None:
         """Hear from the pulse that the others seem to have gone on without this process."""

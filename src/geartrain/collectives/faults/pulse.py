@@ -71,8 +71,8 @@ class Listener(Protocol):
     def died(self, members: tuple[int, ...]) -> None:
         """These members closed their connections without a word."""
 
-    def silent(self, member: int, silent_s: float) -> None:
-        """A member sends no heartbeats."""
+    def silent(self, members: tuple[int, ...], silent_s: float) -> None:
+        """These members send no heartbeats; if it's all, this host may be cut off."""
 
     def overslept(self, held_up_s: float) -> None:
         """This process was stopped or starved, and others closed their connections."""
@@ -322,14 +322,17 @@ class Pulse:
         awake_s = min(now_s - self._last_tick_at_s, 2 * _INTERVAL_S)
         self._last_tick_at_s = now_s
         of_all = self._membership.num_members > _FULL_MESH_UP_TO
+        silent: dict[int, float] = {}
         beat = Beat(*self._watch.counts(of_all=of_all))
         for member, link in list(self._links.items()):
             with contextlib.suppress(OSError):  # reading will tell
                 link.send(beat)
             link.silence.passed(awake_s)
             if link.silence.is_lost:
-                self._listener.silent(member, link.silence.silent_s)
-                return
+                silent[member] = link.silence.silent_s
+        if silent:
+            self._listener.silent(tuple(sorted(silent)), max(silent.values()))
+            return
         for link in list(self._strangers):
             if now_s - link.opened_at_s > _HELLO_S:
                 self._drop(link)
