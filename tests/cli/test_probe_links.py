@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -23,7 +24,7 @@ from geartrain.cli.fleet import find_fleet
 from geartrain.cli.link_tables import print_topology
 from geartrain.cli.links import read_agents
 from geartrain.cli.rack_labels import read_rack_labels
-from geartrain.devices.emulation.network import NetworkLab, parse_links
+from geartrain.devices.emulation.network import NetworkLab, parse_links, sweep_networks
 from geartrain.errors import ConfigError
 from geartrain.launch.run_directory import order_fleet
 from geartrain.telemetry import write_document
@@ -350,3 +351,24 @@ def test_emulated_hosts_are_made_measured_and_removed(tmp_path: Path) -> None:
     assert [len(rack.member_ids) for rack in topology.racks] == [2, 2]
     made = {path.name for path in Path("/run/netns").glob("geartrain-*")} - before
     assert not {name for name in made if name.startswith(f"geartrain-{os.getpid()}-")}
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_killed_probe_leaves_no_agent_behind(tmp_path: Path) -> None:
+    links = "--links", "--emulate-links", "2x1:200Mbit:20Mbit", "--fleet", "cpu"
+    probe = subprocess.Popen(
+        [*GEARTRAIN, "probe", *links], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert probe.stderr is not None
+    assert any(b"connect: " in line for line in probe.stderr)  # so the agents run
+    agents = psutil.Process(probe.pid).children()
+    probe.kill()
+
+    gone, alive = psutil.wait_procs(agents, timeout=30)
+    probe.communicate(timeout=30)
+    sweep_networks()
+
+    assert len(gone) == 2
+    assert alive == []
+    assert not list(Path("/run/netns").glob(f"geartrain-{probe.pid}-*"))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from geartrain.devices.emulation.network import HUB, NetworkLab, parse_links
 from geartrain.errors import DeviceError
@@ -21,6 +21,14 @@ from geartrain.topology.agent_protocol import AgentAddress
 _START_S = 120.0
 """Dozens of interpreters may start on few cores."""
 _END_S = 5.0
+_BOUND_TO_PARENT = """
+import sys
+from geartrain.launch.parent_death import die_with_parent
+die_with_parent(int(sys.argv.pop(1)))
+from geartrain.cli import main
+main(prog_name="geartrain")
+"""
+"""An agent of this program that does not outlive it, also after kill -9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +54,7 @@ def emulated_agents(links: str) -> Iterator[EmulatedAgents]:
     token = secrets.token_hex(16)
     with ExitStack() as stack:
         lab = stack.enter_context(NetworkLab(spec))
-        folder = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="geartrain-agents-")
-        )
-        token_file = Path(folder) / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(token)
-        agents = [_start(lab, host.index, token_file, stack) for host in lab.hosts]
+        agents = [_start(lab, host.index, token, stack) for host in lab.hosts]
         deadline_s = time.monotonic() + _START_S
         addresses = tuple(_address(agent, deadline_s) for agent in agents)
         stack.enter_context(lab.entered(HUB))
@@ -60,19 +62,24 @@ def emulated_agents(links: str) -> Iterator[EmulatedAgents]:
 
 
 def _start(
-    lab: NetworkLab, host_index: int, token_file: Path, stack: ExitStack
+    lab: NetworkLab, host_index: int, token: str, stack: ExitStack
 ) -> subprocess.Popen[str]:
-    probe = [sys.executable, "-m", "geartrain.cli", "probe", "--agent", "--json"]
-    listen = ["--interface", lab.host(host_index).interface]
+    python = [sys.executable, "-c", _BOUND_TO_PARENT, str(os.getpid())]
+    where = ["--interface", lab.host(host_index).interface]
+    probe = ["probe", "--agent", "--json", "--token-file", "/dev/stdin", *where]
     agent = subprocess.Popen(
-        lab.command(host_index, [*probe, *listen, "--token-file", str(token_file)]),
-        stdin=subprocess.DEVNULL,
+        lab.command(host_index, [*python, *probe]),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C is for the probe, which ends them in turn
     )
     stack.callback(_end, agent)
+    assert agent.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended: what it said is read later
+        agent.stdin.write(token)
+        agent.stdin.close()
     return agent
 
 
@@ -96,7 +103,10 @@ def _address(agent: subprocess.Popen[str], deadline_s: float) -> AgentAddress:
 def _end(agent: subprocess.Popen[str]) -> None:
     agent.terminate()
     try:
-        agent.communicate(timeout=_END_S)
+        agent.wait(timeout=_END_S)
     except subprocess.TimeoutExpired:
         agent.kill()
-        agent.communicate(timeout=_END_S)
+        agent.wait(timeout=_END_S)
+    for pipe in (agent.stdout, agent.stderr):
+        if pipe is not None:
+            pipe.close()
