@@ -59,7 +59,7 @@ def exchange_sentences(explanation: ExchangeExplanation) -> list[str]:
     schedule = explanation.schedule
     way = _NAMES[schedule.algorithm]
     if schedule.algorithm == "hierarchical":
-        way += f", {schedule.num_chunks} chunks under way"
+        way += f" in {schedule.num_chunks} chunks"
     codec = "exact" if schedule.codec == EXACT else f"{schedule.codec} on the slow hop"
     lines = [
         (
@@ -77,9 +77,15 @@ def exchange_sentences(explanation: ExchangeExplanation) -> list[str]:
     if schedule.algorithm == "hierarchical":
         lines += _shares(explanation)
     for other in explanation.alternatives:
-        why = other.refused or "no faster, or not by enough to matter"
+        why = other.refused or _compare(other.predicted_s, schedule.predicted_s)
         lines.append(f"Not {other.name} ({format_seconds(other.predicted_s)}): {why}.")
     return [*lines, f"{explanation.auto}."]
+
+
+def _compare(other_s: float, taken_s: float) -> str:
+    if other_s < taken_s:
+        return "faster by less than its processor time is worth"
+    return f"{other_s / taken_s:.2f} times as long"
 
 
 def _shares(explanation: ExchangeExplanation) -> list[str]:
