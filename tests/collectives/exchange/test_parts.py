@@ -196,3 +196,37 @@ def test_no_more_chunks_are_begun_than_may_be_in_flight() -> None:
 
     assert pipeline.join(5)
     assert errors == []
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_short_jobs_stay_in_one_thread_where_nothing_is_in_flight(is_alone: bool) -> None:
+    pipeline = Pipeline(("first", "second"), max_in_flight=4)
+    go, ended = threading.Event(), threading.Event()
+    threads: list[str] = []
+
+    def note() -> None:
+        threads.append(threading.current_thread().name)
+        go.set()
+
+    def last() -> None:
+        note()
+        ended.set()
+
+    def begin_before() -> None:
+        """Nothing to do."""
+
+    def hold() -> None:
+        assert go.wait(5)
+
+    def fail(stage: str, error: Exception) -> None:
+        threads.append(f"{stage}: {error}")
+
+    pipeline.start()
+    if not is_alone:
+        pipeline.put(Job(steps=[begin_before, hold], fail=fail))
+    pipeline.put(Job(steps=[note, last], fail=fail, is_short=True))
+    assert ended.wait(5)
+    pipeline.stop()
+
+    assert pipeline.join(5)
+    assert threads == (["first", "first"] if is_alone else ["first", "second"])

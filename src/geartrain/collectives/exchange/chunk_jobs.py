@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _NARROW = (torch.float16, torch.bfloat16)
 
+_SHORT_BYTES = 256 * 2**10
+"""Below it leader-only exchanges won over staged ones in measurements, for latency."""
+
 STAGES = ("host sum", "rack sum", "slow hop", "hand out", "publish")
 """One thread each, in the order in which a chunk passes them."""
 
@@ -119,6 +122,11 @@ class BucketRun:
     def jobs(self) -> list[Job]:
         """One job a chunk, in index order."""
         return [ChunkRun(self, index).job() for index in range(len(self.route.bounds))]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether latency decides, not bandwidth."""
+        return len(self.route.bounds) == 1 and self.pending.num_bytes <= _SHORT_BYTES
 
     def begin(self) -> None:
         """Before the first chunk, in the first thread."""
@@ -213,6 +221,7 @@ class ChunkRun:
         return Job(
             steps=[partial(self._timed, i, step) for i, step in enumerate(steps)],
             fail=lambda stage, error: self._run.fail(self._index, stage, error),
+            is_short=self._run.is_short,
         )
 
     def _timed(self, stage_index: int, step: Callable[[ChunkWork], None]) -> None:

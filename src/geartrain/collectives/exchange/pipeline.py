@@ -20,17 +20,20 @@ class Job:
     Args:
         steps: One a stage thread, in order.
         fail: Called with the stage's name and the error.
+        is_short: Whether handing it from thread to thread may take longer than its steps.
     """
 
     steps: Sequence[Step]
     fail: Callable[[str, Exception], None]
+    is_short: bool = False
 
 
 class Pipeline:
     """A thread a stage, joined by queues.
 
     A step may block, but only for as long as what it waits for has a deadline. After the
-    first failure no further step is begun.
+    first failure no further step is begun. A short job that finds nothing in flight stays
+    in the first thread, for each change of threads costs a busy machine milliseconds.
 
     Args:
         stage_names: Names of the threads, in order.
@@ -42,6 +45,8 @@ class Pipeline:
         self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in stage_names]
         self._room = threading.Semaphore(max_in_flight)
         self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._in_flight = 0
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=name, daemon=True)
             for i, name in enumerate(stage_names)
@@ -90,20 +95,34 @@ class Pipeline:
         torch.set_num_threads(1)
         self._started.wait()
         queue = self._queues[index]
-        is_last = index == len(self._queues) - 1
         while True:
             job = queue.get()
             if job is None or self._over.is_set():
                 return
             if index == 0:
                 self._room.acquire()
-            if not self._run(job, index):
+            here = self._stages_here(job, index)
+            if not all(self._run(job, stage) for stage in here):
                 return
-            if is_last:
-                self._room.release()
+            if here.stop == len(self._queues):
+                self._end()
             else:
                 self._queues[index + 1].put(job)
             del job  # frees its buffers while this thread waits for the next
+
+    def _stages_here(self, job: Job, index: int) -> range:
+        """The stages that this thread carries out: one, or all where nobody is busy."""
+        if index > 0:
+            return range(index, index + 1)
+        with self._lock:
+            is_alone = self._in_flight == 0
+            self._in_flight += 1
+        return range(len(self._queues) if job.is_short and is_alone else 1)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._in_flight -= 1
+        self._room.release()
 
     def _run(self, job: Job, index: int) -> bool:
         if self._over.is_set():
