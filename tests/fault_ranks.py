@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from dataclasses import dataclass, field
 
@@ -71,3 +72,9 @@ def make_rank(
         faults.put,
     )
     return Rank(rank, service, faults)
+
+
+def longest_silence_s() -> float:
+    """Within what a silence must be known; heartbeats of a starved machine are late."""
+    num_cores = os.cpu_count() or 1
+    return 3.0 if os.getloadavg()[0] < 2 * num_cores else 20.0
