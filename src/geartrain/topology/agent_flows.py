@@ -125,6 +125,9 @@ class AgentFlows:
                 receiver.flow_id: tuple(receiver.arrivals)
                 for receiver, _ in self._receivers
             },
+            started_at_s={
+                sender.flow_id: sender.started_at_s for sender, _ in self._senders
+            },
             acknowledged={
                 sender.flow_id: tuple(sender.acknowledged) for sender, _ in self._senders
             },

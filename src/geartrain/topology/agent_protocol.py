@@ -185,6 +185,8 @@ class FlowsDone(msgspec.Struct, frozen=True, tag=True):
     sent_bytes: dict[str, int]
     arrivals: dict[str, tuple[tuple[float, int], ...]]
     """Of the flows that end here: (Unix time by the agent's clock, bytes so far)."""
+    started_at_s: dict[str, float] = {}
+    """When the flows that start here did."""
     acknowledged: dict[str, tuple[tuple[float, int], ...]] = {}
     """Of the flows that start here, likewise; empty where the system does not tell."""
     failures: tuple[FlowFailure, ...] = ()

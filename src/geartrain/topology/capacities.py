@@ -156,6 +156,13 @@ def measure_uplinks(survey: Survey, racks: Racks) -> list[Capacity]:
     ]
 
 
+def measure_star(
+    survey: Survey, host: int, peers: Sequence[int]
+) -> tuple[RateReading | None, RateReading | None]:
+    """What one host carries to and from several: (sends, receives)."""
+    return measure_between(survey, [host], peers)
+
+
 def measure_between(
     survey: Survey, one: Sequence[int], two: Sequence[int]
 ) -> tuple[RateReading | None, RateReading | None]:

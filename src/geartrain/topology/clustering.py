@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, median
 
 from geartrain.topology.readings import PairReadings
 
@@ -37,7 +37,7 @@ def find_qualities(readings: PairReadings) -> dict[tuple[int, int], float]:
     """
     sends, receives = readings.best_sends(), readings.best_receives()
     qualities = {}
-    for a, b in combinations(range(readings.num_hosts), 2):
+    for a, b in sorted({(min(pair), max(pair)) for pair in readings.rates}):
         seen = [
             min(rate / min(sends[i], receives[j]), 1.0)
             for i, j in ((a, b), (b, a))
@@ -114,6 +114,33 @@ def find_inconclusive(num_hosts: int, qualities: Qualities) -> tuple[int, ...]:
     if not any(conclusive):
         return ()
     return tuple(host for host in range(num_hosts) if not conclusive[host])
+
+
+def find_ambiguous(
+    racks: Racks, qualities: Qualities, best: Sequence[float]
+) -> tuple[int, ...]:
+    """Slow hosts that another rack would suit almost as well.
+
+    Args:
+        racks: As clustered.
+        qualities: By pair.
+        best: What each host was seen to send, bytes/s.
+
+    Returns:
+        Hosts much slower than a rack that is not theirs and that they reach at more than
+        half their own speed: noise may have decided, and a test under load should.
+    """
+    return tuple(
+        host
+        for rack in racks
+        for host in rack
+        if any(
+            other != rack
+            and best[host] < SAME_RACK * median(best[h] for h in other)
+            and quality_between(qualities, [host], other) >= _HALF_FAR
+            for other in racks
+        )
+    )
 
 
 def find_doubtful(racks: Racks, qualities: Qualities) -> tuple[tuple[int, int], ...]:

@@ -54,7 +54,8 @@ def survey_by_landmarks(survey: Survey, labels: Sequence[str | None]) -> Racks:
         used += len(pairs)
         found = _assign(survey, landmarks, left)
         groups += found
-        left = [host for host in left if not any(host in group for group in found)]
+        placed = {host for group in found for host in group}
+        left = [host for host in left if host not in placed]
     groups += _neighbours(survey, left, size)
     racks = _verify(survey, groups, size)
     return _place_slow(survey, racks)
@@ -80,7 +81,8 @@ def _choose(left: Sequence[int], labels: Sequence[str | None], count: int) -> li
 
 def _meetings(landmarks: Sequence[int], left: Sequence[int]) -> list[Pair]:
     """All landmarks against all, so ordered that each is busy in every round."""
-    others = [host for host in left if host not in landmarks]
+    known = set(landmarks)
+    others = [host for host in left if host not in known]
     pairs = [pair for met in tournament_rounds(len(landmarks)) for pair in met]
     ordered = [(landmarks[a], landmarks[b]) for a, b in pairs]
     for shift in range(len(others)):

@@ -8,6 +8,7 @@ from geartrain.topology.arrivals import tail_rate
 from geartrain.topology.clustering import (
     Racks,
     cluster,
+    find_ambiguous,
     find_doubtful,
     find_inconclusive,
     find_qualities,
@@ -39,6 +40,7 @@ def survey_all_pairs(survey: Survey, labels: Sequence[str | None]) -> Racks:
     rounds = tournament_rounds(survey.num_hosts)
     num_pairs = sum(len(pairs) for pairs in rounds)
     done = 0
+    size = survey.pair_bytes(2 * num_pairs)
     for pairs in rounds:
         size = survey.pair_bytes(2 * (num_pairs - done))
         measure_pairs(survey, pairs, size)
@@ -63,6 +65,10 @@ def find_racks(survey: Survey, size: int) -> Racks:
         unclear = find_inconclusive(survey.num_hosts, qualities)
         core = [host for host in range(survey.num_hosts) if host not in unclear]
         racks = cluster(core, qualities)
+        sends = survey.readings.best_sends()
+        if ambiguous := find_ambiguous(racks, qualities, sends):
+            unclear = (*unclear, *ambiguous)
+            racks = cluster([host for host in core if host not in ambiguous], qualities)
         doubtful = find_doubtful(racks, qualities)
         survey.tell("racks", attempt, _MAX_REPEATS)
         again = (*survey.readings.unread_pairs(), *doubtful)

@@ -66,7 +66,7 @@ class PairReadings:
 
 
 def typical_reading(readings: Sequence[RateReading]) -> RateReading | None:
-    """The median (the higher of two) of the readings that come near the fastest."""
+    """The median (the lower of two) of the readings that come near the fastest."""
     if not readings:
         return None
     fastest = max(reading.bytes_per_s for reading in readings)
@@ -74,4 +74,4 @@ def typical_reading(readings: Sequence[RateReading]) -> RateReading | None:
         (r for r in readings if r.bytes_per_s >= _NEAR * fastest),
         key=lambda r: r.bytes_per_s,
     )
-    return near[len(near) // 2]
+    return near[(len(near) - 1) // 2]

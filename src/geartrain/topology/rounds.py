@@ -95,7 +95,9 @@ class FlowRunner:
                 source=flow.source,
                 target=flow.target,
                 latency_s=opened[flow.source].latencies_s[flow_id],
-                arrivals=self._arrivals(flow, flow_id, done),
+                arrivals=self._arrivals(
+                    flow, flow_id, opened[flow.source].latencies_s[flow_id], done
+                ),
             )
             for flow, flow_id in zip(flows, ids, strict=True)
         ]
@@ -157,7 +159,7 @@ class FlowRunner:
         return done
 
     def _arrivals(
-        self, flow: Flow, flow_id: str, done: Mapping[int, FlowsDone]
+        self, flow: Flow, flow_id: str, latency_s: float, done: Mapping[int, FlowsDone]
     ) -> list[tuple[float, int]]:
         """What arrived when, by the coordinator's clock.
 
@@ -168,7 +170,12 @@ class FlowRunner:
         if len(points) < len(arrived):
             host, points = flow.target, arrived
         ahead_s = self.clients[host].clock_ahead_s
-        return [(at_s - ahead_s, count) for at_s, count in points]
+        arrivals = [(at_s - ahead_s, count) for at_s, count in points]
+        # Nothing had arrived by the start. Where packets were held up on the way and then
+        # came at once, only this tells that they did not come fast.
+        start_s = done[flow.source].started_at_s[flow_id]
+        start_s += 2 * latency_s - self.clients[flow.source].clock_ahead_s
+        return [(start_s, 0), *(p for p in arrivals if p[0] > start_s)]
 
     def _raise_failures(
         self,

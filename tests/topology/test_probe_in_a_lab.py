@@ -1,0 +1,178 @@
+"""The probe against a real network of namespaces with shaped links."""
+
+import multiprocessing
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from geartrain.devices.emulation.network import (
+    NetworkLab,
+    NetworkSpec,
+    missing_for_networks,
+    parse_links,
+)
+from geartrain.errors import CommunicationError
+from geartrain.telemetry.documents import decode_document
+from geartrain.topology.profile import Topology
+
+PORT = 7777
+AGENT = f"""
+import sys
+from geartrain.topology.agent import AgentSettings, LinkAgent
+with LinkAgent("lab", AgentSettings(addresses=(sys.argv[1],), port={PORT})):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+PROBE = f"""
+import sys
+from geartrain.errors import GeartrainError
+from geartrain.telemetry.documents import encode_document
+from geartrain.topology.agent_protocol import AgentAddress
+from geartrain.topology.limits import ProbeLimits
+from geartrain.topology.probe import probe_topology
+agents = [AgentAddress(host=host, port={PORT}) for host in sys.argv[1:]]
+try:
+    topology = probe_topology(agents, "lab", limits=ProbeLimits(timeout_s=3.0))
+except GeartrainError as error:
+    sys.exit(str(error))
+sys.stdout.write(encode_document(topology).decode())
+"""
+ORDER = (4, 1, 6, 3, 0, 5, 7, 2)
+GOODPUT = 0.954
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(
+        missing_for_networks() is not None, reason=missing_for_networks() or ""
+    ),
+]
+
+
+@contextmanager
+def agents_in(
+    lab: NetworkLab, hosts: Sequence[int]
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    running = []
+    try:
+        for host in hosts:
+            argv = [sys.executable, "-c", AGENT, lab.host(host).address]
+            running.append(
+                subprocess.Popen(
+                    lab.command(host, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            )
+        for agent in running:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == b"ready\n"
+        yield running
+    finally:
+        for agent in running:
+            agent.kill()
+            agent.communicate()
+
+
+def probe(lab: NetworkLab, hosts: Sequence[int]) -> Topology:
+    argv = [sys.executable, "-c", PROBE, *(lab.host(host).address for host in hosts)]
+    done = subprocess.run(
+        lab.command(hosts[0], argv), capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        raise CommunicationError(done.stderr)
+    return decode_document(done.stdout, Topology)
+
+
+def racks_of(topology: Topology, hosts: Sequence[int]) -> list[list[int]]:
+    index = {tier.tier_id: host for tier, host in zip(topology.hosts, hosts, strict=True)}
+    return sorted(sorted(index[m] for m in rack.member_ids) for rack in topology.racks)
+
+
+def true_racks(spec: NetworkSpec) -> list[list[int]]:
+    racks: list[list[int]] = [[] for _ in spec.racks]
+    for host in range(spec.num_hosts):
+        racks[spec.rack_of(host)].append(host)
+    return racks
+
+
+def survey(links: str, hosts: Sequence[int] = ORDER) -> tuple[NetworkSpec, Topology]:
+    spec = parse_links(links)
+    with NetworkLab(spec) as lab, agents_in(lab, hosts):
+        return spec, probe(lab, hosts)
+
+
+def check_rates(
+    spec: NetworkSpec, topology: Topology, hosts: Sequence[int] = ORDER
+) -> None:
+    for tier, host in zip(topology.hosts, hosts, strict=True):
+        nic = spec.hosts[host].send_bytes_per_s * GOODPUT
+        assert tier.uplink_send_bytes_per_s == pytest.approx(nic, rel=0.25)
+        assert tier.uplink_receive_bytes_per_s == pytest.approx(nic, rel=0.25)
+    index = {tier.tier_id: host for tier, host in zip(topology.hosts, hosts, strict=True)}
+    for rack in topology.racks:
+        link = spec.uplink(spec.rack_of(index[rack.member_ids[0]]))
+        assert link is not None
+        rate = link.send_bytes_per_s * GOODPUT
+        assert rack.uplink_send_bytes_per_s == pytest.approx(rate, rel=0.25)
+        assert rack.uplink_receive_bytes_per_s == pytest.approx(rate, rel=0.25)
+
+
+def test_uneven_racks_of_a_real_network_are_found_within_the_budget() -> None:
+    spec, topology = survey("3+5:200Mbit:20Mbit")
+    assert racks_of(topology, ORDER) == true_racks(spec)
+    assert topology.probe_bytes <= 64_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "links",
+    [
+        "2x4:500Mbit:50Mbit",
+        "4x2:500Mbit:50Mbit,50Mbit,12Mbit,50Mbit",
+        "2x4:200Mbit,200Mbit,25Mbit,200Mbit,200Mbit,200Mbit,200Mbit,200Mbit:50Mbit",
+    ],
+)
+def test_racks_and_rates_of_a_real_network_are_right(links: str) -> None:
+    spec, topology = survey(links)
+    assert racks_of(topology, ORDER) == true_racks(spec)
+    check_rates(spec, topology)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.slow
+def test_racks_are_right_while_all_cores_are_busy() -> None:
+    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(2)]
+    for process in busy:
+        process.start()
+    try:
+        spec, topology = survey("2x4:200Mbit:20Mbit")
+    finally:
+        for process in busy:
+            process.kill()
+            process.join()
+    assert racks_of(topology, ORDER) == true_racks(spec)
+
+
+@pytest.mark.slow
+def test_an_unreachable_host_is_named() -> None:
+    spec = parse_links("1x3:200Mbit:20Mbit")
+    with NetworkLab(spec) as lab, agents_in(lab, [0, 1, 2]):
+        lab.cut("host2")
+        with pytest.raises(CommunicationError, match=rf"{lab.host(2).address}"):
+            probe(lab, [0, 1, 2])
+
+
+@pytest.mark.slow
+def test_a_frozen_agent_is_named_by_the_deadline() -> None:
+    spec = parse_links("1x3:200Mbit:20Mbit")
+    with NetworkLab(spec) as lab, agents_in(lab, [0, 1, 2]) as agents:
+        freezer = threading.Timer(0.0, agents[1].send_signal, [19])
+        freezer.start()
+        freezer.join()
+        with pytest.raises(CommunicationError, match=rf"{lab.host(1).address}"):
+            probe(lab, [0, 1, 2])
