@@ -119,6 +119,7 @@ def measure_exchange(groups: RankGroups, num_bytes: int) -> ExchangeProfile:
         takes_part = groups.rank in (0, other)
         own_s = _time_all_reduce(pair, buffer) if takes_part else 0.0
         pairs_s.append(_slowest(groups, own_s))
+        groups.drop_collective((0, other))
     return ExchangeProfile(
         num_bytes=num_bytes,
         all_devices_s=all_s,

@@ -18,7 +18,7 @@ from geartrain.topology.host_identity import read_host_identity
 from geartrain.topology.interfaces import InterfaceChoice, choose_interface, interface_of
 from geartrain.topology.local import local_topology
 from geartrain.topology.probe import probe_topology
-from geartrain.topology.profile import Topology
+from geartrain.topology.profile import LinkProfile, Tier, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from geartrain.devices.profile import DeviceProfile
 
 logger = logging.getLogger(__name__)
+
+_NOMINAL_BYTES_PER_S = 125e6
+_NOMINAL_LATENCY_S = 100e-6
+"""A gigabit Ethernet: only equality matters where links are not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +68,14 @@ class JobNetwork:
         return len(set(self.placement)) == 1
 
 
-def find_network(
+def find_network(  # noqa: PLR0913 - who asks, and what is known already
     rendezvous: Rendezvous,
     device: DeviceProfile,
     *,
     peers: Sequence[str] = (),
     address: str | None = None,
     fleet_path: str = "",
+    measures: bool = True,
 ) -> JobNetwork:
     """Find out where all ranks are, and measure the links between their hosts.
 
@@ -84,6 +89,8 @@ def find_network(
         peers: Names or addresses that this host talks to, to choose its own address.
         address: This host's own, where it is known.
         fleet_path: A fleet file that may hold the links.
+        measures: Whether links may be measured: no two measurements are alike to the bit,
+            and so no two plans made of them. Else unknown links count as equal.
 
     Raises:
         CommunicationError: If a host can't be reached, or two can't reach each other.
@@ -104,8 +111,38 @@ def find_network(
         return JobNetwork(topology=local_topology(tuple(names)), ranks=ranks)
     known = _Probed(topology=_known_links(ranks) if rendezvous.rank == 0 else None)
     known = rendezvous.broadcast("known links", known, _Probed)
-    topology = known.topology or _measure(rendezvous, ranks, choice)
-    return JobNetwork(topology=topology, ranks=ranks)
+    topology = known.topology
+    if topology is None and not measures:
+        topology = equal_links(ranks)
+    return JobNetwork(topology=topology or _measure(rendezvous, ranks, choice), ranks=ranks)
+
+
+def equal_links(ranks: Sequence[RankFacts]) -> Topology:
+    """Stand in for a measurement: all hosts in one rack, on links of one rate."""
+    host_ids = tuple(dict.fromkeys(facts.host_id for facts in ranks))
+    hosts = tuple(
+        Tier(
+            kind="host",
+            tier_id=host_id,
+            member_ids=(),
+            uplink_send_bytes_per_s=_NOMINAL_BYTES_PER_S,
+            uplink_receive_bytes_per_s=_NOMINAL_BYTES_PER_S,
+        )
+        for host_id in host_ids
+    )
+    links = tuple(
+        LinkProfile(
+            source_id=source,
+            target_id=target,
+            bytes_per_s=_NOMINAL_BYTES_PER_S,
+            latency_s=_NOMINAL_LATENCY_S,
+        )
+        for source in host_ids
+        for target in host_ids
+        if source != target
+    )
+    rack = Tier(kind="rack", tier_id="rack0", member_ids=host_ids)
+    return Topology(tiers=(*hosts, rack), links=links, source="assumed")
 
 
 def probe_again(rendezvous: Rendezvous, network: JobNetwork) -> JobNetwork:

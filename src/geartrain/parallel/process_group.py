@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.rendezvous import Rendezvous
 from geartrain.collectives.torch_collective import LocalCollective, TorchCollective
-from geartrain.errors import CommunicationError
+from geartrain.errors import CommunicationError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch._C._distributed_c10d import Store
 
-    from geartrain.collectives.protocol import Collective
+    from geartrain.collectives.protocol import Collective, Pending
+    from geartrain.parallel.exchange_hub import ExchangeHub
 
 _LAST_WAIT_S = 2.0
 
@@ -43,9 +46,12 @@ class RankGroups:
     store: Store | None
     timeout_s: float
     owns_default_group: bool = False
+    hub: ExchangeHub | None = None
+    """Opens scheduled exchanges; None leaves sums to torch.distributed's own."""
     _groups: dict[tuple[str, tuple[int, ...]], TorchCollective] = field(
         default_factory=dict
     )
+    _exchanges: dict[tuple[str, tuple[int, ...]], Collective] = field(default_factory=dict)
     _failures: int = 0
     rendezvous: Rendezvous = field(init=False)
 
@@ -67,26 +73,40 @@ class RankGroups:
 
         Args:
             ranks: The members.
-            purpose: Collectives of one purpose keep their order among themselves only;
-                what runs inside a model needs a group of its own, since gradients are
-                sent while its backward runs.
+            purpose: Collectives of one purpose keep their order among themselves only.
         """
         members = tuple(sorted(ranks)) if ranks is not None else self._everyone
         if len(members) == 1 or self.world_size == 1:
             return LocalCollective()
+        if self.hub is None:
+            return self._torch_collective(purpose, members)
         key = (purpose, members)
-        if key not in self._groups:
-            self._groups[key] = self._make(members, is_first=not self._groups)
-        return self._groups[key]
+        if key not in self._exchanges:
+            is_member = self.rank in members
+            self._exchanges[key] = (
+                self.hub.open(members, purpose) if is_member else _Elsewhere(len(members))
+            )
+        return self._exchanges[key]
+
+    def drop_collective(self, ranks: Sequence[int], purpose: str = "gradients") -> None:
+        """End a scheduled exchange that is not needed any more; its members call it."""
+        dropped = self._exchanges.pop((purpose, tuple(sorted(ranks))), None)
+        if self.hub is not None and isinstance(dropped, ScheduledCollective):
+            self.hub.close(dropped)
 
     def process_group(
         self, ranks: Sequence[int] | None = None, purpose: str = "gradients"
     ) -> dist.ProcessGroup | None:
-        """The torch group behind ``collective``; None for a single member."""
-        collective = self.collective(ranks, purpose)
-        if isinstance(collective, TorchCollective):
-            return collective.process_group
-        return None
+        """The torch.distributed group of some ranks; None for a single member.
+
+        All ranks must ask for the same groups in the same order, members or not. What
+        runs inside a model needs a group (a purpose) of its own, since gradients are sent
+        while its backward runs.
+        """
+        members = tuple(sorted(ranks)) if ranks is not None else self._everyone
+        if len(members) == 1 or self.world_size == 1:
+            return None
+        return self._torch_collective(purpose, members).process_group
 
     def collect_last_waits(self, wait_s: float) -> list[float]:
         """Tell rank 0 how long this rank's last exchange took, without a collective.
@@ -107,7 +127,10 @@ class RankGroups:
         return waits_s
 
     def leave(self) -> None:
-        """Drop all groups."""
+        """Drop all groups and exchanges."""
+        if self.hub is not None:
+            self.hub.close()
+        self._exchanges.clear()
         self._groups.clear()
         if self.owns_default_group and dist.is_initialized():
             dist.destroy_process_group()
@@ -115,6 +138,12 @@ class RankGroups:
     @property
     def _everyone(self) -> tuple[int, ...]:
         return tuple(range(self.world_size))
+
+    def _torch_collective(self, purpose: str, members: tuple[int, ...]) -> TorchCollective:
+        key = (purpose, members)
+        if key not in self._groups:
+            self._groups[key] = self._make(members, is_first=not self._groups)
+        return self._groups[key]
 
     def _make(self, members: tuple[int, ...], *, is_first: bool) -> TorchCollective:
         if members == self._everyone and is_first:
@@ -132,6 +161,29 @@ class RankGroups:
     def _find_missing(self) -> list[str]:
         self._failures += 1
         return self.rendezvous.find_missing(str(self._failures))
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """Stands for an exchange among other ranks."""
+
+    num_members: int
+
+    def all_reduce(
+        self, tensor: torch.Tensor, weight: float = 1.0, *, key: str | None = None
+    ) -> Pending:
+        """Refuse: this rank is no member.
+
+        Raises:
+            ConfigError: Always.
+        """
+        del tensor, weight, key
+        msg = "this rank is no member of that exchange; ask for a plan that includes it"
+        raise ConfigError(msg)
+
+    def predict_s(self, num_bytes: int) -> float:  # noqa: ARG002 - protocol
+        """Nothing is sent from here."""
+        return 0.0
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, timeout_s: float) -> None:

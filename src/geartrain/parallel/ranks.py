@@ -19,6 +19,7 @@ from geartrain.collectives.rendezvous import Rendezvous
 from geartrain.devices import DeviceProfile, Fleet
 from geartrain.devices.registry import load_adapter, load_adapters
 from geartrain.errors import CommunicationError, ConfigError
+from geartrain.parallel.job_network import JobNetwork, find_network
 from geartrain.parallel.process_group import RankGroups, choose_backend, join
 from geartrain.telemetry import read_document
 
@@ -67,6 +68,8 @@ class RankPlace:
     device: LocalDevice
     fleet: Fleet
     groups: RankGroups
+    network: JobNetwork | None = None
+    """Where all ranks are; None for a single one."""
 
     @property
     def rank(self) -> int:
@@ -79,7 +82,7 @@ class RankPlace:
         return self.groups.world_size
 
 
-def connect_worker(spec: WorkerSpec) -> RankPlace:
+def connect_worker(spec: WorkerSpec, *, deterministic: bool = False) -> RankPlace:
     """Take the place that ``geartrain run`` gave this process.
 
     Raises:
@@ -103,13 +106,28 @@ def connect_worker(spec: WorkerSpec) -> RankPlace:
     is_first = not dist.is_initialized()
     if is_first:
         join(_backend(fleet), store, spec.rank, spec.world_size, spec.timeout_s)
-    return _place(
-        device, fleet, spec.rank, store, spec.timeout_s, owns_default_group=is_first
+    groups = _groups(fleet, spec.rank, store, spec.timeout_s, owns_default_group=is_first)
+    network = find_network(
+        groups.rendezvous,
+        device.profile,
+        peers=(spec.store_host,),
+        address=spec.address,
+        fleet_path=spec.fleet_path,
+        measures=not deterministic,
     )
+    return RankPlace(device=device, fleet=fleet, groups=groups, network=network)
 
 
-def connect_torchrun(local_rank: int, timeout_s: float) -> RankPlace:
+def connect_torchrun(
+    local_rank: int, timeout_s: float, meeting_point: str, *, deterministic: bool = False
+) -> RankPlace:
     """Take the place that torchrun (RANK, WORLD_SIZE, MASTER_ADDR...) gave.
+
+    Args:
+        local_rank: Of this process on its host.
+        timeout_s: Deadline of each wait.
+        meeting_point: Host name or address where all ranks meet.
+        deterministic: Measure no links.
 
     Raises:
         CommunicationError: If the others can't be reached in time.
@@ -122,11 +140,19 @@ def connect_torchrun(local_rank: int, timeout_s: float) -> RankPlace:
     if world_size == 1:
         return _alone(device, fleet, timeout_s)
     join(_backend(fleet), shared, rank, world_size, timeout_s)
-    return _place(device, fleet, rank, shared, timeout_s, owns_default_group=True)
+    groups = _groups(fleet, rank, shared, timeout_s, owns_default_group=True)
+    return _place(device, fleet, groups, meeting_point, measures=not deterministic)
 
 
-def adopt_group(timeout_s: float) -> RankPlace:
+def adopt_group(
+    timeout_s: float, meeting_point: str | None = None, *, deterministic: bool = False
+) -> RankPlace:
     """Use the default process group that the script has made itself.
+
+    Args:
+        timeout_s: Deadline of each wait.
+        meeting_point: Host name or address where all ranks meet, where it is known.
+        deterministic: Measure no links.
 
     Raises:
         ConfigError: If it cannot carry tensors in host memory.
@@ -144,7 +170,8 @@ def adopt_group(timeout_s: float) -> RankPlace:
     shared = _session_store(_get_default_store(), rank)
     local_rank = dist.get_node_local_rank(fallback_rank=rank)
     device, fleet = _gather_fleet(local_rank, rank, world_size, shared, timeout_s)
-    return _place(device, fleet, rank, shared, timeout_s, owns_default_group=False)
+    groups = _groups(fleet, rank, shared, timeout_s, owns_default_group=False)
+    return _place(device, fleet, groups, meeting_point, measures=not deterministic)
 
 
 def stand_alone(timeout_s: float) -> RankPlace:
@@ -229,17 +256,25 @@ def _session_store(store: Store, rank: int) -> Store:
     return PrefixStore(f"geartrain/{number}", store)
 
 
-def _place(  # noqa: PLR0913 - the parts of a place
-    device: LocalDevice,
-    fleet: Fleet,
-    rank: int,
-    store: Store,
-    timeout_s: float,
-    *,
-    owns_default_group: bool,
-) -> RankPlace:
+def _groups(
+    fleet: Fleet, rank: int, store: Store, timeout_s: float, *, owns_default_group: bool
+) -> RankGroups:
     ids = tuple(d.device_id for d in fleet.devices)
-    groups = RankGroups(
+    return RankGroups(
         rank, len(ids), ids, store, timeout_s, owns_default_group=owns_default_group
     )
-    return RankPlace(device=device, fleet=fleet, groups=groups)
+
+
+def _place(
+    device: LocalDevice,
+    fleet: Fleet,
+    groups: RankGroups,
+    meeting_point: str | None,
+    *,
+    measures: bool,
+) -> RankPlace:
+    peers = () if meeting_point is None else (meeting_point,)
+    network = find_network(
+        groups.rendezvous, device.profile, peers=peers, measures=measures
+    )
+    return RankPlace(device=device, fleet=fleet, groups=groups, network=network)

@@ -17,6 +17,7 @@ from geartrain.data.batch_split import batch_size_of
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError, TrainingStopped
 from geartrain.parallel.dropout import convert_dropout
+from geartrain.parallel.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
 from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
@@ -85,6 +86,7 @@ class Trainer:
             device_ids=self.place.groups.device_ids,
             run_dir=run_dir if self.place.rank == 0 else None,
         )
+        self.place.groups.hub = self._make_hub()
         self.model = self._prepare_model()
         self.calls = ModelCalls(
             model=self.model,
@@ -350,13 +352,30 @@ class Trainer:
 
     # -- set-up -------------------------------------------------------------------------
 
+    def _make_hub(self) -> ExchangeHub | None:
+        network, groups = self.place.network, self.place.groups
+        if network is None or groups.store is None or uses_vendor_library(network):
+            return None
+        return ExchangeHub(
+            place=HubPlace(
+                rank=groups.rank,
+                device_ids=groups.device_ids,
+                store=groups.store,
+                rendezvous=groups.rendezvous,
+                timeout_s=groups.timeout_s,
+                device=self.place.device.torch_device,
+            ),
+            network=network,
+            compression=self.settings.compression,
+            explains=self.spec is not None and self.spec.mode == "plan",
+        )
+
     def _prepare_model(self) -> torch.nn.Module:
         model = self.parts.model.to(self.place.device.torch_device)
         if self.settings.invariant_dropout:
             model = convert_dropout(model)
         if self.place.world_size > 1:
             check_same_model(self.place.groups, model)
-            self.place.groups.collective()  # the default group is the gradients' own
             broadcast_model(self.place.groups, model)
         return model
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from geartrain.collectives.codecs.registry import make_codec
 from geartrain.errors import ConfigError
+from geartrain.planner.exchange import AUTO
 
 if TYPE_CHECKING:
     from geartrain.parallel.loss_terms import CountFunction, LossFunction
@@ -59,6 +61,8 @@ class TrainerSettings:
     total_steps: int | None = None
     deterministic: bool = False
     pinned_plan: Plan | None = None
+    compression: str | None = None
+    """None: gradients are exchanged exactly. ``auto``, or a codec's name."""
 
     def __post_init__(self) -> None:
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -67,6 +71,8 @@ class TrainerSettings:
                 "out in order not to clip"
             )
             raise ConfigError(msg)
+        if self.compression not in (None, AUTO):
+            make_codec(self.compression)  # an unknown name is refused before any work
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             msg = (
                 f"micro_batch_size={self.micro_batch_size} must be >= 1 samples; leave it "

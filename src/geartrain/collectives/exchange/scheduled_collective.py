@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from geartrain.collectives.exchange.protocol import Transport
     from geartrain.collectives.host_groups.protocol import HostGroup
 
-_MAX_IN_FLIGHT = 8
-"""Chunks: one for each of five stages, and some that wait, so that the slowest stage
-always has a next one. Their receive buffers are at most as many chunks large."""
+_MAX_IN_FLIGHT = 16
+"""Chunks. Links don't serve all flows alike: with 8, four racks waited for whichever flow
+was behind (83 instead of 88 % of the bound). Receive buffers are at most this many chunks
+large, so at most one more tensor where it is cut into 16."""
 _KEPT_OBSERVATIONS = 4096
 _SUMMED_AS = {
     torch.float64: 8,
@@ -212,10 +213,16 @@ class ScheduledCollective:
     def close(self) -> bool:
         """Fail what is left and end the threads.
 
+        Where nothing is left here, other processes of this host may still be busy with
+        the last sum, and are not disturbed.
+
         Returns:
             False if a thread still waits for a peer: abort the transport to wake it.
         """
-        self._end(CommunicationError("gradient exchange stopped: it was closed"))
+        self._end(
+            CommunicationError("gradient exchange stopped: it was closed"),
+            wakes_host=bool(self._pending),
+        )
         ended = self._pipeline.join(_JOIN_S)
         if ended:
             self._machinery.pool.clear()
@@ -340,7 +347,7 @@ class ScheduledCollective:
         if self._end(failure) and on_error is not None:
             on_error(failure)
 
-    def _end(self, error: CommunicationError) -> bool:
+    def _end(self, error: CommunicationError, *, wakes_host: bool = True) -> bool:
         with self._lock:
             first = self._over is None
             if first:
@@ -348,7 +355,7 @@ class ScheduledCollective:
             error = self._over or error
             failed, self._pending = self._pending, {}
         self._pipeline.stop()
-        if first:
+        if first and wakes_host:
             self._host_group.abort()
         for pending in failed.values():
             pending.fail(error)

@@ -1,0 +1,282 @@
+"""Makes the gradient exchanges of a job: plans them from its network, and opens them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch._C._distributed_c10d import PrefixStore
+
+from geartrain.collectives.codecs.error_feedback import ErrorFeedback
+from geartrain.collectives.codecs.registry import AUTO_CODECS, make_codec
+from geartrain.collectives.codecs.speed import measure_codec
+from geartrain.collectives.exchange.gloo_group import TransportSettings
+from geartrain.collectives.exchange.scheduled_collective import (
+    ExchangeSettings,
+    ScheduledCollective,
+)
+from geartrain.collectives.faults.fault import Fault
+from geartrain.collectives.faults.live_epoch import CLOSED
+from geartrain.collectives.host_groups.choose import (
+    HostGroupSettings,
+    HostMember,
+    common_backend,
+    make_host_group,
+)
+from geartrain.collectives.lost_peers import lost_peers
+from geartrain.collectives.service import EpochParts, ExchangeService, ServiceSettings
+from geartrain.planner.exchange import (
+    AUTO,
+    CodecProfile,
+    ExchangeRequest,
+    ScheduleBook,
+    write_book,
+)
+from geartrain.planner.exchange.request import HostGroupKind
+from geartrain.telemetry import decode_document, encode_document
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    from geartrain.collectives.host_groups.protocol import HostGroup
+    from geartrain.collectives.rendezvous import Rendezvous
+    from geartrain.parallel.job_network import JobNetwork, RankFacts
+
+logger = logging.getLogger(__name__)
+
+_LOOPBACK = "127.0.0.1"
+
+
+def _log_fault(fault: Fault) -> None:
+    logger.debug("an exchange ended: %s", fault.detail)
+
+
+def uses_vendor_library(network: JobNetwork) -> bool:
+    """Whether one vendor's library does it all: one host, whose devices all have it."""
+    members = [_host_member("", facts) for facts in network.ranks]
+    return network.is_one_host and common_backend(members) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubPlace:
+    """This rank, and what the hub works with."""
+
+    rank: int
+    device_ids: tuple[str, ...]
+    """What to call the ranks, shape (world_size,)."""
+    store: Store
+    rendezvous: Rendezvous
+    timeout_s: float
+    """Outer limit of every wait for peers."""
+    device: torch.device
+
+
+@dataclass(slots=True)
+class ExchangeHub:
+    """Opens the exchange of any set of ranks; decided once, by its first member.
+
+    Args:
+        place: This rank.
+        network: Where all ranks are.
+        compression: None, ``auto`` or a codec's name.
+        explains: Measure codecs even where none is asked for, to say what one would gain.
+    """
+
+    place: HubPlace
+    network: JobNetwork
+    compression: str | None = None
+    explains: bool = False
+    on_fault: Callable[[Fault], None] = _log_fault
+    """Told once an exchange why it ended; from a thread, so it must return soon."""
+    _codecs: tuple[CodecProfile, ...] = ()
+    _num_opened: dict[str, int] = field(default_factory=dict)
+    _opened: list[tuple[ExchangeService[ScheduleBook, OpenExchange], OpenExchange]] = field(
+        default_factory=list
+    )
+
+    def __post_init__(self) -> None:
+        self._codecs = self._agree_codecs()
+
+    def request(self, members: Sequence[int]) -> ExchangeRequest:
+        """What the planner is asked for these ranks."""
+        ranks = [self.network.ranks[rank] for rank in members]
+        fractions = [facts.core_fraction or 1.0 for facts in ranks]
+        return ExchangeRequest(
+            topology=self.network.topology,
+            placement=tuple(facts.host_id for facts in ranks),
+            codecs=self._codecs,
+            policy=self.compression,
+            host_group=_host_group_kind(ranks),
+            core_fraction=min(fractions),
+        )
+
+    def open(self, members: Sequence[int], purpose: str) -> ScheduledCollective:
+        """Make the exchange of these ranks; they all call it, and nobody else needs to.
+
+        Raises:
+            CommunicationError: If one of them does not come in time.
+        """
+        name = f"{purpose}/{'-'.join(map(str, members))}"
+        self._num_opened[name] = number = self._num_opened.get(name, -1) + 1
+        store = PrefixStore(f"exchange/{name}/{number}", self.place.store)
+        book = self._agree_book(members, store)
+        service = ExchangeService[ScheduleBook, OpenExchange](
+            store,
+            self.place.rank,
+            ServiceSettings(
+                member_ids=self.place.device_ids,
+                make_exchange=self._make_exchange,
+                transport=self._transport_settings(),
+            ),
+            self.on_fault,
+        )
+        try:
+            exchange = service.rebuild(members, 0, book)
+        except BaseException:
+            service.close()
+            raise
+        self._opened.append((service, exchange))
+        logger.debug("exchange %s: %d schedules", name, len(book.schedules))
+        return exchange.collective
+
+    def close(self, collective: ScheduledCollective | None = None) -> None:
+        """End one exchange, or all of them."""
+        for opened in list(self._opened):
+            service, exchange = opened
+            if collective is None or exchange.collective is collective:
+                self._opened.remove(opened)
+                service.close()
+
+    # -- deciding -----------------------------------------------------------------------
+
+    def _agree_codecs(self) -> tuple[CodecProfile, ...]:
+        """What every codec in question costs on the slowest rank."""
+        if self.network.is_one_host:
+            return ()
+        names: tuple[str, ...] = AUTO_CODECS if self.explains else ()
+        if self.compression == AUTO:
+            names = AUTO_CODECS
+        elif self.compression is not None:
+            names = tuple(dict.fromkeys((*names, self.compression)))
+        if not names:
+            return ()
+        own = _CodecFigures(profiles=tuple(measure_codec(name) for name in names))
+        all_figures = self.place.rendezvous.gather("codec speeds", own, _CodecFigures)
+        return tuple(
+            replace(
+                profile,
+                encode_bytes_per_s=min(
+                    f.profiles[i].encode_bytes_per_s for f in all_figures
+                ),
+                decode_bytes_per_s=min(
+                    f.profiles[i].decode_bytes_per_s for f in all_figures
+                ),
+            )
+            for i, profile in enumerate(own.profiles)
+        )
+
+    def _agree_book(self, members: Sequence[int], store: Store) -> ScheduleBook:
+        """The first member decides; a book that others made could differ in a rate."""
+        with lost_peers("agreeing on how to exchange gradients"):
+            if self.place.rank == members[0]:
+                book = write_book(self.request(members))
+                store.set("book", encode_document(book).decode())
+                return book
+            store.wait(["book"], timedelta(seconds=self.place.timeout_s))
+            text = store.get("book")
+        return decode_document(text, ScheduleBook, self.place.device_ids[members[0]])
+
+    # -- making -------------------------------------------------------------------------
+
+    def _transport_settings(self) -> TransportSettings:
+        own = self.network.ranks[self.place.rank]
+        return TransportSettings(
+            address=_LOOPBACK if self.network.is_one_host else own.address,
+            timeout_s=self.place.timeout_s,
+        )
+
+    def _make_exchange(self, parts: EpochParts, book: ScheduleBook) -> OpenExchange:
+        host_group = self._host_group(parts)
+        feedback = (ErrorFeedback(), ErrorFeedback())
+        try:
+            collective = ScheduledCollective(
+                parts.transport,
+                host_group,
+                book,
+                parts.membership.member_ids,
+                ExchangeSettings(
+                    make_codec=make_codec,
+                    partial_feedback=feedback[0],
+                    total_feedback=feedback[1],
+                    timeout_s=self.place.timeout_s,
+                    watch=parts.watch,
+                ),
+            )
+        except BaseException:
+            host_group.close()
+            raise
+        return OpenExchange(collective, host_group, feedback)
+
+    def _host_group(self, parts: EpochParts) -> HostGroup:
+        here = self.network.ranks[self.place.rank].host_id
+        on_host = [r for r in parts.ranks if self.network.ranks[r].host_id == here]
+        return make_host_group(
+            [
+                _host_member(self.place.device_ids[r], self.network.ranks[r])
+                for r in on_host
+            ],
+            on_host.index(self.place.rank),
+            PrefixStore(f"host/{here}", parts.store),
+            only_host=len(on_host) == len(parts.ranks),
+            device=self.place.device,
+            settings=HostGroupSettings(timeout_s=self.place.timeout_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenExchange:
+    """An exchange, and what is given back with it."""
+
+    collective: ScheduledCollective
+    host_group: HostGroup
+    feedback: tuple[ErrorFeedback, ErrorFeedback]
+    """Of partial sums and of totals."""
+
+    def abort(self, reason: str) -> None:
+        """Wake whoever waits; others go on undisturbed where it is only closed."""
+        if reason != CLOSED:
+            self.collective.abort(reason)
+
+    def close(self) -> None:
+        """End its threads and give its memory back."""
+        self.collective.close()
+        self.host_group.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CodecFigures:
+    profiles: tuple[CodecProfile, ...]
+
+
+def _host_member(name: str, facts: RankFacts) -> HostMember:
+    return HostMember(
+        name=name,
+        kind=facts.device_kind,
+        backends=facts.collective_backends,
+        cores=facts.core_fraction,
+    )
+
+
+def _host_group_kind(ranks: Sequence[RankFacts]) -> HostGroupKind:
+    """The kind on the hosts that have several ranks; ``lone`` where none has."""
+    by_host: dict[str, list[HostMember]] = {}
+    for facts in ranks:
+        by_host.setdefault(facts.host_id, []).append(_host_member("", facts))
+    several = [members for members in by_host.values() if len(members) > 1]
+    if not several:
+        return "lone"
+    return "vendor" if all(map(common_backend, several)) else "shared_memory"
