@@ -39,8 +39,8 @@ class Exchange(Protocol):
     def abort(self, reason: str) -> None:
         """Wake whoever waits in it, also inside the host; must not block."""
 
-    def close(self) -> None:
-        """Give its threads and memory back."""
+    def close(self) -> object:
+        """Give its threads and memory back; what it returns is not looked at."""
 
 
 P = TypeVar("P")
