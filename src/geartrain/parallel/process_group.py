@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
+    from geartrain.collectives.exchange_hub import ExchangeHub
     from geartrain.collectives.protocol import Collective, Pending
-    from geartrain.parallel.exchange_hub import ExchangeHub
 
 _LAST_WAIT_S = 2.0
 

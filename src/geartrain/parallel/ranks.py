@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from geartrain.collectives.job_network import JobNetwork, find_network
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.rendezvous import Rendezvous
 from geartrain.devices import DeviceProfile, Fleet
 from geartrain.devices.registry import load_adapter, load_adapters
 from geartrain.errors import CommunicationError, ConfigError
-from geartrain.parallel.job_network import JobNetwork, find_network
 from geartrain.parallel.process_group import RankGroups, choose_backend, join
 from geartrain.telemetry import read_document
 

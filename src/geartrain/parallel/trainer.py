@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from geartrain.collectives.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
 from geartrain.data.batch_split import batch_size_of
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError, TrainingStopped
 from geartrain.parallel.dropout import convert_dropout
-from geartrain.parallel.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
 from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from geartrain.collectives.host_groups.protocol import HostGroup
+    from geartrain.collectives.job_network import JobNetwork, RankFacts
     from geartrain.collectives.rendezvous import Rendezvous
-    from geartrain.parallel.job_network import JobNetwork, RankFacts
 
 logger = logging.getLogger(__name__)
 
