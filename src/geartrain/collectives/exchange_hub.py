@@ -36,6 +36,7 @@ from geartrain.planner.exchange import (
     write_book,
 )
 from geartrain.planner.exchange.request import HostGroupKind
+from geartrain.planner.model_profile import ExchangeNetwork
 from geartrain.telemetry import decode_document, encode_document
 
 if TYPE_CHECKING:
@@ -112,6 +113,19 @@ class ExchangeHub:
             policy=self.compression,
             host_group=_host_group_kind(ranks),
             core_fraction=min(fractions),
+        )
+
+    def describe(self) -> ExchangeNetwork:
+        """The network as the planner's model profile keeps it."""
+        request = self.request(range(len(self.place.device_ids)))
+        return ExchangeNetwork(
+            topology=request.topology,
+            device_ids=self.place.device_ids,
+            host_ids=request.placement,
+            codecs=request.codecs,
+            policy=request.policy,
+            host_group=request.host_group,
+            core_fraction=request.core_fraction,
         )
 
     def open(self, members: Sequence[int], purpose: str) -> ScheduledCollective:

@@ -19,9 +19,10 @@ from geartrain.topology.interfaces import InterfaceChoice, choose_interface, int
 from geartrain.topology.local import local_topology
 from geartrain.topology.probe import probe_topology
 from geartrain.topology.profile import LinkProfile, Tier, Topology
+from geartrain.topology.reprobe import reprobe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from geartrain.collectives.rendezvous import Rendezvous
     from geartrain.devices.profile import DeviceProfile
@@ -114,7 +115,10 @@ def find_network(  # noqa: PLR0913 - who asks, and what is known already
     topology = known.topology
     if topology is None and not measures:
         topology = equal_links(ranks)
-    return JobNetwork(topology=topology or _measure(rendezvous, ranks, choice), ranks=ranks)
+    return JobNetwork(
+        topology=topology or _measure(rendezvous, ranks, choice, probe_topology),
+        ranks=ranks,
+    )
 
 
 def equal_links(ranks: Sequence[RankFacts]) -> Topology:
@@ -145,8 +149,15 @@ def equal_links(ranks: Sequence[RankFacts]) -> Topology:
     return Topology(tiers=(*hosts, rack), links=links, source="assumed")
 
 
-def probe_again(rendezvous: Rendezvous, network: JobNetwork) -> JobNetwork:
-    """Measure all links anew; all ranks must call it together.
+def probe_again(
+    rendezvous: Rendezvous, network: JobNetwork, suspect_ids: Sequence[str]
+) -> JobNetwork:
+    """Measure some uplinks anew; all ranks must call it together.
+
+    Args:
+        rendezvous: All ranks.
+        network: What is known.
+        suspect_ids: Hosts and racks, as ``topology.watch`` names them.
 
     Raises:
         CommunicationError: As ``find_network``.
@@ -155,7 +166,13 @@ def probe_again(rendezvous: Rendezvous, network: JobNetwork) -> JobNetwork:
     choice = InterfaceChoice(
         address=own.address, interface=own.interface, reason="was chosen before"
     )
-    topology = _measure(rendezvous, network.ranks, choice)
+
+    def lead(agents: Sequence[AgentAddress], token: str) -> Topology:
+        host_ids = dict.fromkeys(facts.host_id for facts in network.ranks)
+        by_host = dict(zip(host_ids, agents, strict=True))
+        return reprobe(network.topology, by_host, token, suspect_ids)
+
+    topology = _measure(rendezvous, network.ranks, choice, lead)
     return JobNetwork(topology=topology, ranks=network.ranks)
 
 
@@ -193,7 +210,10 @@ def _known_links(ranks: tuple[RankFacts, ...]) -> Topology | None:
 
 
 def _measure(
-    rendezvous: Rendezvous, ranks: tuple[RankFacts, ...], choice: InterfaceChoice
+    rendezvous: Rendezvous,
+    ranks: tuple[RankFacts, ...],
+    choice: InterfaceChoice,
+    lead: Callable[[Sequence[AgentAddress], str], Topology],
 ) -> Topology:
     """Let each host's first rank run a link agent, and rank 0 lead the probe."""
     token = rendezvous.broadcast("probe token", secrets.token_hex(16), str)
@@ -211,7 +231,9 @@ def _measure(
             )
             agent = str(stack.enter_context(LinkAgent(token, settings)).address)
         agents = rendezvous.gather("link agent", agent, str)
-        found = _lead(agents, token) if rendezvous.rank == 0 else _Probed()
+        found = _Probed()
+        if rendezvous.rank == 0:
+            found = _lead([AgentAddress.parse(a) for a in agents if a], token, lead)
         # All keep their agents until rank 0 is done.
         found = rendezvous.broadcast("links", found, _Probed)
     if found.topology is None:
@@ -227,16 +249,19 @@ class _Probed:
     error: str = ""
 
 
-def _lead(agents: Sequence[str], token: str) -> _Probed:
-    addresses = [AgentAddress.parse(agent) for agent in agents if agent]
+def _lead(
+    agents: Sequence[AgentAddress],
+    token: str,
+    lead: Callable[[Sequence[AgentAddress], str], Topology],
+) -> _Probed:
     started_at_s = time.monotonic()
     try:
-        topology = probe_topology(addresses, token)
+        topology = lead(agents, token)
     except (CommunicationError, ConfigError) as error:
         return _Probed(error=f"measuring the links between hosts failed: {error}")
     logger.info(
         "measured the links of %d hosts in %.1f s",
-        len(addresses),
+        len(agents),
         time.monotonic() - started_at_s,
     )
     return _Probed(topology=topology)

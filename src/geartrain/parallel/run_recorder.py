@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from geartrain.errors import ConfigError
+from geartrain.parallel.trailer import RankFigures
 from geartrain.telemetry import RunEvent, RunLogWriter, StepRecord, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from geartrain.parallel.trailer import RankFigures
     from geartrain.planner import Plan
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class RunRecorder:
     def add_step(self, facts: StepFacts) -> None:
         """Take a step; writes the one before, whose waits have come with it."""
         if self._held is not None:
-            self._write(self._held, [f.previous_wait_s for f in facts.figures])
+            waits_s = [f.previous_wait_s for f in facts.figures]
+            self._write(self._held, waits_s, facts.figures)
         self._held = facts
 
     def add_event(
@@ -112,9 +113,16 @@ class RunRecorder:
             self._writer.close()
             self._writer = None
 
-    def _write(self, facts: StepFacts, waits_s: Sequence[float]) -> None:
+    def _write(
+        self,
+        facts: StepFacts,
+        waits_s: Sequence[float],
+        following: Sequence[RankFigures] = (),
+    ) -> None:
+        """Write a step; what its exchange took comes with the figures of the next one."""
         if self._writer is None:
             return
+        exchanges = following or [RankFigures()] * len(facts.figures)
         splits = split_waits(waits_s)
         self._writer.add_steps(
             [
@@ -130,9 +138,11 @@ class RunRecorder:
                     data_s=figures.data_s,
                     peak_memory_bytes=round(figures.peak_memory_bytes),
                     loss=facts.loss,
+                    exchange_s=exchange.exchange_s,
+                    exchange_predicted_s=exchange.exchange_predicted_s,
                 )
-                for device_id, figures, (comm_s, idle_s) in zip(
-                    self.device_ids, facts.figures, splits, strict=True
+                for device_id, figures, exchange, (comm_s, idle_s) in zip(
+                    self.device_ids, facts.figures, exchanges, splits, strict=True
                 )
             ]
         )

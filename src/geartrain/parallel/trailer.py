@@ -20,6 +20,10 @@ SLOT_FIELDS = (
     "expected_s",
     "probe_s",
     "plan_code",
+    "exchange_s",
+    "exchange_predicted_s",
+    "exchange_rack_s",
+    "exchange_slow_hop_s",
 )
 
 
@@ -40,6 +44,14 @@ class RankFigures:
     """Left-out devices now and then: time of one micro-batch."""
     plan_code: float = 0.0
     """crc32 of the plan's fingerprint: all ranks must carry out the same plan."""
+    exchange_s: float = 0.0
+    """How long the links were busy with the gradients of the step before."""
+    exchange_predicted_s: float = 0.0
+    """What the schedules in force predicted for that."""
+    exchange_rack_s: float = 0.0
+    """Of it, the stage inside racks; 0 where this rank has no part in it."""
+    exchange_slow_hop_s: float = 0.0
+    """Of it, the stage between racks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,158 @@
+"""Watches the links while training: a link that changed is measured again.
+
+Every rank runs the same pure watch on the same numbers, which travel in each step's
+trailer; so all agree, without a message, on when to measure and what.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
+from geartrain.topology.watch import (
+    LinkWatch,
+    Observation,
+    StageTime,
+    observe,
+    remeasured,
+)
+from geartrain.units import format_bits_per_s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from geartrain.collectives.protocol import Collective
+    from geartrain.parallel.trailer import RankFigures
+    from geartrain.topology.profile import Tier, Topology
+
+logger = logging.getLogger(__name__)
+
+_CHANGED_FRACTION = 0.1
+"""Rates that read differently by less are as good as they were measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFigures:
+    """What the exchanges of one step took here."""
+
+    exchange_s: float = 0.0
+    predicted_s: float = 0.0
+    rack_s: float = 0.0
+    """Of the stage inside racks; 0 where this rank has no part in it."""
+    slow_hop_s: float = 0.0
+
+
+def take_figures(collective: Collective | None) -> ExchangeFigures:
+    """What this rank's exchanges of gradients took since it was last asked."""
+    if not isinstance(collective, ScheduledCollective):
+        return ExchangeFigures()
+    seen = [o for o in collective.observations() if o.key is not None]
+    return ExchangeFigures(
+        exchange_s=sum(o.observed_s for o in seen),
+        predicted_s=sum(o.predicted_s for o in seen),
+        rack_s=sum(o.stage_s.get("rack sum", 0.0) for o in seen),
+        slow_hop_s=sum(o.stage_s.get("slow hop", 0.0) for o in seen),
+    )
+
+
+@dataclass(slots=True)
+class StepWatch:
+    """The watch over a job's links, fed once a step.
+
+    Args:
+        topology: What the predictions rest on.
+    """
+
+    topology: Topology
+    _state: LinkWatch = field(default_factory=LinkWatch)
+
+    def observe(self, figures: Sequence[RankFigures]) -> tuple[tuple[str, ...], str]:
+        """Take in a step.
+
+        Args:
+            figures: Of all ranks, of the exchange of the step before.
+
+        Returns:
+            Tiers to measure again, none mostly, and why.
+        """
+        seen = [f for f in figures if f.exchange_predicted_s > 0 and f.exchange_s > 0]
+        if not seen:
+            return (), ""
+        observed_s = statistics.median(f.exchange_s for f in seen)
+        predicted_s = statistics.median(f.exchange_predicted_s for f in seen)
+        stage = StageTime(
+            stage="exchange",
+            tier_ids=self._suspects(seen),
+            predicted_s=predicted_s,
+            observed_s=observed_s,
+        )
+        self._state, decision = observe(
+            self._state,
+            Observation(
+                predicted_s=predicted_s, observed_s=observed_s, stages=(stage,)
+            ),
+        )
+        return decision.suspect_ids, decision.reason
+
+    def measured(self, topology: Topology) -> bool:
+        """Take in what measuring again found; says whether anything has changed."""
+        changed = has_changed(self.topology, topology)
+        self._state = remeasured(self._state, changed=changed)
+        if changed:
+            self.topology = topology
+        return changed
+
+    def _suspects(self, seen: Sequence[RankFigures]) -> tuple[str, ...]:
+        """Uplinks of racks where the slow hop takes longest, NICs of hosts else."""
+        racks = self.topology.racks
+        hosts = tuple(host.tier_id for host in self.topology.hosts)
+        if len(racks) == 1:
+            return hosts
+        rack_s = max(f.exchange_rack_s for f in seen)
+        slow_hop_s = max(f.exchange_slow_hop_s for f in seen)
+        uplinks = tuple(rack.tier_id for rack in racks)
+        return uplinks if slow_hop_s >= rack_s else (*hosts, *uplinks)
+
+
+def has_changed(before: Topology, after: Topology) -> bool:
+    """Whether an uplink's rate reads differently by more than a measurement's error."""
+    known = {(tier.kind, tier.tier_id): tier for tier in before.tiers}
+    return any(
+        _differs(known.get((tier.kind, tier.tier_id)), tier)
+        for tier in after.tiers
+        if tier.kind != "fabric"
+    )
+
+
+def describe_change(before: Topology, after: Topology) -> str:
+    """Which uplinks changed, from what to what, for people."""
+    known = {(tier.kind, tier.tier_id): tier for tier in before.tiers}
+    parts = []
+    for tier in after.tiers:
+        old = known.get((tier.kind, tier.tier_id))
+        if tier.kind == "fabric" or old is None or not _differs(old, tier):
+            continue
+        parts.append(f"{tier.kind} {tier.tier_id} {_rate(old)} -> {_rate(tier)}")
+    return "; ".join(parts) or "no link has changed"
+
+
+def _differs(old: Tier | None, new: Tier) -> bool:
+    if old is None:
+        return True
+    pairs = (
+        (old.uplink_send_bytes_per_s, new.uplink_send_bytes_per_s),
+        (old.uplink_receive_bytes_per_s, new.uplink_receive_bytes_per_s),
+    )
+    return any(
+        a is not None and b is not None and abs(b - a) > _CHANGED_FRACTION * a
+        for a, b in pairs
+    )
+
+
+def _rate(tier: Tier) -> str:
+    rates = (tier.uplink_send_bytes_per_s, tier.uplink_receive_bytes_per_s)
+    known = [rate for rate in rates if rate is not None]
+    return format_bits_per_s(min(known)) if known else "?"
