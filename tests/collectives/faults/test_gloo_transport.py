@@ -102,6 +102,41 @@ def test_abort_wakes_all_waiters_here_and_there(address: str) -> None:
     assert "receiving 32 bytes from cpu#2" in results[1][1]
 
 
+def talk_to_the_deaf(rank: int, world_size: int, dies: bool) -> list[float]:
+    """Rank 2 makes the stage and never talks: pairs with it are never connected."""
+    transport = make_transport(rank, world_size, full_mesh_up_to=1)
+    stage = transport.stage("deaf", range(world_size))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 2:
+        store.set("there", "1")
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        store.wait(["done/0", "done/1"])
+        return []
+    store.wait(["there"])
+    handles = [
+        stage.send(torch.ones(10), 2),
+        stage.receive(torch.ones(10), 2),
+        stage.all_reduce(torch.ones(10)),
+    ]
+    threading.Timer(0.3, transport.abort, args=("enough",)).start()
+    started_at_s = time.monotonic()
+    waited_s = []
+    for handle in handles:
+        with pytest.raises(CommunicationError, match="epoch 0 is over"):
+            handle.wait()
+        waited_s.append(time.monotonic() - started_at_s)
+    store.set(f"done/{rank}", "1")
+    return waited_s
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_abort_wakes_who_waits_for_a_pair_that_never_connects(dies: bool) -> None:
+    results = run_ranks(talk_to_the_deaf, 3, dies, may_die=(2,))
+
+    assert all(waited_s < 2.0 for waited_s in results[0] + results[1])
+
+
 def lose_a_peer(rank: int, world_size: int) -> tuple[float, str]:
     transport = make_transport(rank, world_size)
     stage = transport.stage("wait", range(world_size))

@@ -50,6 +50,8 @@ class GlooGroup:
     store: Store  # Gloo calls its Python methods as long as pairs connect
     own: Endpoint
     peers: tuple[Endpoint, ...]
+    is_lazy: bool = False
+    """Whether a pair connects only when it first talks."""
 
     def send(self, data: torch.Tensor, to_index: int, tag: int) -> dist.Work:
         """Start sending."""
@@ -116,7 +118,7 @@ def build_group(
             store.wait([f"listens/{other}"], timedelta(seconds=left_s))
             port, host = store.get(f"listens/{other}").decode().split(" ")
             peers.append((host, int(port)))
-    return GlooGroup(group, store, own, tuple(peers))
+    return GlooGroup(group, store, own, tuple(peers), lazy)
 
 
 def _make_device(settings: TransportSettings, lazy: bool) -> dist.ProcessGroupGloo.Device:

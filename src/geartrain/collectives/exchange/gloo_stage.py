@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from geartrain.collectives.exchange.first_contact import FirstContact
 from geartrain.collectives.exchange.gloo_group import GlooGroup
 from geartrain.errors import CommunicationError, ConfigError
 
@@ -30,6 +31,7 @@ class GlooStage:
         self._index_of = {member: index for index, member in enumerate(members)}
         self._sent = dict.fromkeys(members, 0)
         self._received = dict.fromkeys(members, 0)
+        self._contacts: dict[tuple[int, ...], FirstContact] = {}
 
     def take(self) -> GlooGroup | None:
         """Hand the group over to whoever ends it."""
@@ -77,35 +79,81 @@ class GlooStage:
         waited_for: tuple[int, ...],
     ) -> GlooHandle:
         self._transport.check()
+        handle = GlooHandle(self._transport, tensor, what, waited_for)
         group = self.group
-        work = None
-        if tensor.numel() > 0:
-            try:
-                # None where it was aborted since the check: the handle will say so.
-                work = start(group) if group is not None else None
-            except RuntimeError as error:
-                raise explain(self._transport, error, what, waited_for) from error
-        return GlooHandle(self._transport, work, tensor, what, waited_for)
+        # None where it was aborted since the check: the handle will say so.
+        if tensor.numel() == 0 or group is None:
+            handle.begin(None)
+        elif not (group.is_lazy and self._is_queued(handle, group, start, waited_for)):
+            handle.begin(lambda: start(group))
+        return handle
+
+    def _is_queued(
+        self,
+        handle: GlooHandle,
+        group: GlooGroup,
+        start: Callable[[GlooGroup], dist.Work],
+        waited_for: tuple[int, ...],
+    ) -> bool:
+        """Whether the pair (or ring) is still to be connected, in its own thread."""
+
+        def first() -> dist.Work:
+            work = start(group)
+            if len(waited_for) > 1:  # a ring connects while it is waited for
+                work.wait(timedelta(seconds=self._transport.timeout_s))
+            return work
+
+        contact = self._contacts.setdefault(waited_for, FirstContact())
+        return contact.add(lambda: handle.begin(first, is_here=False))
 
 
 class GlooHandle:
     """Satisfies ``Handle``; keeps the tensor alive while Gloo may touch it."""
 
-    __slots__ = ("_tensor", "_transport", "_waited_for", "_what", "_work")
+    __slots__ = (
+        "_begun",
+        "_error",
+        "_tensor",
+        "_transport",
+        "_waited_for",
+        "_what",
+        "_work",
+    )
 
     def __init__(
         self,
         transport: GlooTransport,
-        work: dist.Work | None,
         tensor: torch.Tensor,
         what: str,
         waited_for: tuple[int, ...],
     ) -> None:
         self._transport = transport
-        self._work = work
+        self._work: dist.Work | None = None
+        self._begun = False
+        self._error: RuntimeError | None = None
         self._tensor: torch.Tensor | None = tensor
         self._what = what
         self._waited_for = waited_for
+
+    def begin(self, start: Callable[[], dist.Work] | None, *, is_here: bool = True) -> None:
+        """Start it; None where nothing is to be sent.
+
+        Args:
+            start: Gloo's call.
+            is_here: Whether this is the thread that asked; else ``wait`` raises instead.
+
+        Raises:
+            CommunicationError: If it could not be started, and ``is_here``.
+        """
+        try:
+            self._work = start() if start is not None else None
+        except RuntimeError as error:
+            if is_here:
+                raise self._explained(error) from error
+            self._error = error
+        self._begun = True
+        if not is_here:
+            self._transport.notify()
 
     def wait(self) -> None:
         """Block until it is done.
@@ -114,19 +162,27 @@ class GlooHandle:
             CommunicationError: If a peer was lost, the deadline passed, or the epoch
                 was aborted.
         """
-        if self._work is not None:
-            try:
-                with self._transport.waiting(self._waited_for):
-                    self._work.wait(timedelta(seconds=self._transport.timeout_s))
-            except RuntimeError as error:
-                raise explain(
-                    self._transport, error, self._what, self._waited_for
-                ) from error
-            self._work = None
+        try:
+            with self._transport.waiting(self._waited_for):
+                self._wait()
+        except RuntimeError as error:
+            raise self._explained(error) from error
         # What came in an epoch that is over is not to be used, even if it came whole.
         self._transport.check()
-        self._tensor = None
+        self._work = self._tensor = None
         self._transport.progressed()
+
+    def _wait(self) -> None:
+        if not self._begun and not self._transport.wait_for(lambda: self._begun):
+            msg = f"not connected within {self._transport.timeout_s:g} s"
+            raise RuntimeError(msg)
+        if self._error is not None:
+            raise self._error
+        if self._work is not None:
+            self._work.wait(timedelta(seconds=self._transport.timeout_s))
+
+    def _explained(self, error: RuntimeError) -> CommunicationError:
+        return explain(self._transport, error, self._what, self._waited_for)
 
 
 def explain(

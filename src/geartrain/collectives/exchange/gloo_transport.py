@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -186,6 +186,21 @@ class GlooTransport:
         if self._over is None and self._watcher is not None:
             self._watcher.failed(reason, waited_for)
         self.abort(reason)
+
+    def notify(self) -> None:
+        """Let those that wait look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, is_done: Callable[[], bool]) -> bool:
+        """Wait until something is done or the epoch is over; False after the deadline."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: is_done() or self._over is not None, self.timeout_s
+            )
+            self._check()
+            done: bool = is_done()
+            return done
 
     def waited_for(self) -> tuple[int, ...]:
         """Positions of the members for whose messages somebody waits here now."""
