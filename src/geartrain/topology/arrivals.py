@@ -8,7 +8,7 @@ arrived after its first half.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Arrivals = Sequence[tuple[float, int]]
 """(seconds, bytes so far), both rising."""
@@ -16,6 +16,7 @@ Arrivals = Sequence[tuple[float, int]]
 _STARTS = (0.25, 0.6)
 """Of a burst's bytes: a slope must begin between these. Shapers commonly hold 4 ms of a
 link's rate, which half of a burst of 10 ms outlasts."""
+_MOST_ABOVE = 1.3
 _LEAST_POINTS = 2
 _TOGETHER = 0.4
 _LEAST_JOINT_S = 1e-4
@@ -40,26 +41,27 @@ def tail_rate(arrivals: Arrivals) -> RateReading | None:
         arrivals: Of one flow; bytes count from 0.
 
     Returns:
-        The least slope from anywhere in the first part to the end. That is one from
-        beyond the shaper's bucket, unless the flow stalled there: what was held up then
-        comes at once, and only a slope that begins before the stall is not too high.
-        None if too little is known: nothing arrived, or all of it was stamped at a few
-        moments, as on a busy host.
+        The least slope from a start among ``_STARTS`` to the end, and at most
+        ``_MOST_ABOVE`` times that of the whole: where packets were held up on the way and
+        then came at once, a slope that begins after the halt is far too high. None if too
+        little is known: nothing arrived, or all of it was stamped at a few moments.
 
     >>> tail_rate([(0.0, 500), (1.0, 700), (5.0, 900), (6.0, 1100)]).bytes_per_s
-    80.0
+    100.0
     """
     if not arrivals:
         return None
     total = arrivals[-1][1]
     low, high = (fraction * total for fraction in _STARTS)
-    starts = [point for point in arrivals[:-1] if point[1] <= high]
+    starts = [point for point in arrivals[:-1] if low <= point[1] <= high]
     later = [point for point in arrivals if point[1] > high]
-    if not starts or starts[-1][1] < low or len(later) < _LEAST_POINTS:
+    if not starts or len(later) < _LEAST_POINTS:
         return None
-    return min(
+    least = min(
         (_slope(start, arrivals[-1]) for start in starts), key=lambda r: r.bytes_per_s
     )
+    most = _MOST_ABOVE * _slope(arrivals[0], arrivals[-1]).bytes_per_s
+    return replace(least, bytes_per_s=min(least.bytes_per_s, most))
 
 
 def joint_rate(flows: Sequence[Arrivals]) -> RateReading | None:

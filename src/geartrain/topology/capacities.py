@@ -25,6 +25,7 @@ _MOST_PEERS = 8
 _TRIES = 3
 """A group whose flows hardly ran at the same time is run again."""
 _UPLINK_PART = 0.7
+_BETWEEN_PART = 0.4
 _SMALLEST_STAR = 3
 """A rack with fewer hosts has no third one to help."""
 
@@ -169,7 +170,7 @@ def measure_between(
     """What two groups of hosts carry between them: (one to two, two to one)."""
     readings = [_Readings()]
     group = _Group(links=_both_ways(_all_hosts(one, two)), heads=(0,))
-    _measure_groups(survey, [group], readings, [one], _Spending(part=_UPLINK_PART / 4))
+    _measure_groups(survey, [group], readings, [one], _Spending(part=_BETWEEN_PART))
     return _fastest(readings[0].sends), _fastest(readings[0].receives)
 
 

@@ -2,8 +2,8 @@
 
 The kernel takes the times, not this process. On a busy host a process may get its turn
 milliseconds after the bytes came; with its own clock it would then find many bytes at
-once and read too high a rate, or too low a one. Best are the sender's stamps of what was
-acknowledged; where the system has none, the receiver's of what arrived.
+once and read too high a rate, or too low a one. The receiver's kernel stamps what arrived,
+the sender's what was acknowledged.
 """
 
 from __future__ import annotations

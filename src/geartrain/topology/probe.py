@@ -24,7 +24,7 @@ from geartrain.topology.limits import OnProgress, ProbeLimits, ProbeProgress
 from geartrain.topology.pair_survey import survey_all_pairs
 from geartrain.topology.profile import Topology
 from geartrain.topology.rounds import FlowRunner
-from geartrain.topology.verification import name_racks, split_by_labels
+from geartrain.topology.verification import merge_alike, name_racks, split_by_labels
 
 __all__ = ["ProbeLimits", "ProbeProgress", "probe_topology", "survey_network"]
 
@@ -146,6 +146,7 @@ def _finish(
         racks = survey_by_landmarks(survey, said)
     else:
         racks = survey_all_pairs(survey, said)
+    racks = merge_alike(survey, racks)
     racks = split_by_labels(survey, racks, said, labels.source)
     nics = measure_nics(survey, racks)
     uplinks = measure_uplinks(survey, racks)

@@ -25,6 +25,7 @@ _LEAD_S = 0.003
 """From the order to the start, so that all hosts have it by then."""
 _REPLY_MARGIN_S = 2.0
 _LEAST_BURST_BYTES = 4096
+_ENOUGH_STAMPS = 6
 _SLOWEST_DRAIN_S = 5.0
 """After its time a burst still has what waits in sockets and shapers to deliver."""
 
@@ -163,12 +164,14 @@ class FlowRunner:
     ) -> list[tuple[float, int]]:
         """What arrived when, by the coordinator's clock.
 
-        Of the sender's and the receiver's account the one that was stamped more often.
+        The receiver's account, unless a busy receiver let the kernel merge packets, with
+        one stamp for many: then the sender's. Acknowledgements share the way back with
+        the other direction's burst and may be held up by it.
         """
-        host, points = flow.source, done[flow.source].acknowledged.get(flow_id, ())
-        arrived = done[flow.target].arrivals[flow_id]
-        if len(points) < len(arrived):
-            host, points = flow.target, arrived
+        host, points = flow.target, done[flow.target].arrivals[flow_id]
+        acknowledged = done[flow.source].acknowledged.get(flow_id, ())
+        if len(points) < min(_ENOUGH_STAMPS, len(acknowledged)):
+            host, points = flow.source, acknowledged
         ahead_s = self.clients[host].clock_ahead_s
         arrivals = [(at_s - ahead_s, count) for at_s, count in points]
         # Nothing had arrived by the start. Where packets were held up on the way and then

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
+from statistics import median
 
 from geartrain.topology.capacities import measure_between
-from geartrain.topology.clustering import SAME_RACK, Racks
+from geartrain.topology.clustering import (
+    SAME_RACK,
+    Racks,
+    find_qualities,
+    quality_between,
+)
 from geartrain.topology.instrument import Survey
 from geartrain.topology.labels import group_by_label
 from geartrain.topology.tournament import Pair
 from geartrain.units import format_rate
+
+_TRIES = 2
+_WORTH_A_TEST = 0.3
+"""Average quality between two racks below which they are surely two."""
 
 
 def contested_pairs(racks: Racks, labels: Sequence[str | None]) -> tuple[Pair, ...]:
@@ -44,7 +54,11 @@ def split_by_labels(
             for _, members in group_by_label([labels[host] for host in rack])
         ]
         whole = sum(len(part) for part in parts) == len(rack)
-        if len(parts) > 1 and whole and _are_apart(survey, parts):
+        if (
+            len(parts) > 1
+            and whole
+            and all(_is_apart(survey, one, two) for one, two in combinations(parts, 2))
+        ):
             found += parts
             continue
         if len(parts) > 1:
@@ -57,15 +71,51 @@ def split_by_labels(
     return tuple(sorted(found))
 
 
-def _are_apart(survey: Survey, parts: Sequence[tuple[int, ...]]) -> bool:
+def merge_alike(survey: Survey, racks: Racks) -> Racks:
+    """Merge racks that reach each other as fast as their hosts can.
+
+    A pair's reading of a busy moment may divide a rack. All hosts of both parts at once
+    tell: across a real uplink they get far less than together they can. Hosts that are
+    slower than the other rack's are left alone; those were placed by a test under load.
+    So are two lone hosts, which always get all through that they can.
+
+    Returns:
+        The racks, merged where that was measured.
+    """
+    found = list(racks)
+    while True:
+        sends = survey.readings.best_sends()
+        qualities = find_qualities(survey.readings)
+        for one, two in combinations(found, 2):
+            speeds = sorted(median(sends[host] for host in rack) for rack in (one, two))
+            if (
+                max(len(one), len(two)) > 1
+                and speeds[0] >= SAME_RACK * speeds[1]
+                and quality_between(qualities, one, two) >= _WORTH_A_TEST
+                and _is_apart(survey, one, two) is False
+            ):
+                found = [rack for rack in found if rack not in {one, two}]
+                found = sorted([*found, tuple(sorted((*one, *two)))])
+                break
+        else:
+            return tuple(found)
+
+
+def _is_apart(survey: Survey, one: Sequence[int], two: Sequence[int]) -> bool | None:
+    """Whether two groups get less through to each other than they can; None: unread."""
     sends, receives = survey.readings.best_sends(), survey.readings.best_receives()
-    for one, two in combinations(parts, 2):
-        for source, target, index in ((one, two, 0), (two, one, 1)):
-            reading = measure_between(survey, one, two)[index]
-            able = min(sum(sends[h] for h in source), sum(receives[h] for h in target))
-            if reading is None or reading.bytes_per_s > SAME_RACK * able:
-                return False
-    return True
+    fractions: dict[int, float] = {}
+    for _ in range(_TRIES):  # a busy moment reads too low
+        readings = measure_between(survey, one, two)
+        for way, (source, target) in enumerate(((one, two), (two, one))):
+            reading = readings[way]
+            if reading is not None:
+                able = min(sum(sends[h] for h in source), sum(receives[h] for h in target))
+                fraction = reading.bytes_per_s / max(able, 1.0)
+                fractions[way] = max(fraction, fractions.get(way, 0.0))
+        if len(fractions) == len(readings) and min(fractions.values()) > SAME_RACK:
+            return False
+    return True if fractions else None
 
 
 def name_racks(
