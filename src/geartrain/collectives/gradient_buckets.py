@@ -73,12 +73,27 @@ class GradientBuckets:
         if not self.named_parameters:
             msg = "the model has no parameter that takes a gradient; expected at least one"
             raise ConfigError(msg)
-        for group in _group_parameters(self.named_parameters, self.bucket_bytes):
-            self._add_bucket(group)
+        self._group()
         for _, parameter in self.named_parameters:
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._on_gradient
             )
+
+    def regroup(self, bucket_bytes: int) -> None:
+        """Cut the gradients into buckets of another size; gradients held are lost.
+
+        Args:
+            bucket_bytes: As in the constructor.
+        """
+        if bucket_bytes != self.bucket_bytes:
+            self.bucket_bytes = bucket_bytes
+            self._group()
+            self.begin_step()
+
+    def _group(self) -> None:
+        self._buckets.clear()
+        for group in _group_parameters(self.named_parameters, self.bucket_bytes):
+            self._add_bucket(group)
 
     @property
     def num_bytes(self) -> int:

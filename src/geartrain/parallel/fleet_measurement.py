@@ -111,7 +111,9 @@ def measure_exchange(groups: RankGroups, num_bytes: int) -> ExchangeProfile:
     everyone = groups.collective()
     buffer = torch.zeros(max(num_bytes // 4, 1), dtype=torch.float32)
     all_s = _slowest(groups, _time_all_reduce(everyone, buffer))
-    if groups.world_size > _MOST_PAIRS or groups.world_size == 2:  # noqa: PLR2004
+    predicts = groups.hub is not None and not groups.hub.network.is_one_host
+    few_or_many = groups.world_size > _MOST_PAIRS or groups.world_size == 2  # noqa: PLR2004
+    if few_or_many or predicts:  # from links the planner predicts any set of devices
         return ExchangeProfile(num_bytes=num_bytes, all_devices_s=all_s)
     pairs_s = []
     for other in range(1, groups.world_size):

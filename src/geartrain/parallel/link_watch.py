@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CHANGED_FRACTION = 0.1
+_CHANGED_FRACTION = 0.15
 """Rates that read differently by less are as good as they were measured."""
+_CALIBRATING_STEPS = 5
+"""From these it is learnt how far predictions are off while links are as measured:
+buckets overlap, and processors are shared with compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,9 @@ class StepWatch:
 
     topology: Topology
     _state: LinkWatch = field(default_factory=LinkWatch)
+    _ratios: list[float] = field(default_factory=list)
+    """Observed / predicted of the calibrating steps."""
+    _slower_by: float = 1.0
 
     def observe(self, figures: Sequence[RankFigures]) -> tuple[tuple[str, ...], str]:
         """Take in a step.
@@ -83,6 +89,10 @@ class StepWatch:
             return (), ""
         observed_s = statistics.median(f.exchange_s for f in seen)
         predicted_s = statistics.median(f.exchange_predicted_s for f in seen)
+        if len(self._ratios) < _CALIBRATING_STEPS:
+            self._ratios.append(observed_s / predicted_s)
+            return (), ""
+        predicted_s *= statistics.median(self._ratios)
         stage = StageTime(
             stage="exchange",
             tier_ids=self._suspects(seen),
@@ -91,15 +101,18 @@ class StepWatch:
         )
         self._state, decision = observe(
             self._state,
-            Observation(
-                predicted_s=predicted_s, observed_s=observed_s, stages=(stage,)
-            ),
+            Observation(predicted_s=predicted_s, observed_s=observed_s, stages=(stage,)),
         )
+        self._slower_by = decision.slower_by
         return decision.suspect_ids, decision.reason
 
     def measured(self, topology: Topology) -> bool:
-        """Take in what measuring again found; says whether anything has changed."""
-        changed = has_changed(self.topology, topology)
+        """Take in what measuring again found; says whether anything has changed.
+
+        Only a change in the direction that was observed counts: a measurement may have
+        been disturbed, and the exchanges were not.
+        """
+        changed = has_changed(self.topology, topology, is_slower=self._slower_by > 1)
         self._state = remeasured(self._state, changed=changed)
         if changed:
             self.topology = topology
@@ -117,14 +130,32 @@ class StepWatch:
         return uplinks if slow_hop_s >= rack_s else (*hosts, *uplinks)
 
 
-def has_changed(before: Topology, after: Topology) -> bool:
-    """Whether an uplink's rate reads differently by more than a measurement's error."""
+def has_changed(before: Topology, after: Topology, *, is_slower: bool) -> bool:
+    """Whether an uplink reads slower (or faster) by more than a measurement's error."""
     known = {(tier.kind, tier.tier_id): tier for tier in before.tiers}
-    return any(
-        _differs(known.get((tier.kind, tier.tier_id)), tier)
+    factors = [
+        factor
         for tier in after.tiers
-        if tier.kind != "fabric"
-    )
+        if (old := known.get((tier.kind, tier.tier_id))) is not None
+        for factor in _factors(old, tier)
+    ]
+    if is_slower:
+        return any(factor < 1 - _CHANGED_FRACTION for factor in factors)
+    return any(factor > 1 + _CHANGED_FRACTION for factor in factors)
+
+
+def describe_links(topology: Topology) -> str:
+    """Hosts, racks and uplinks in a line, for people."""
+    racks = [
+        f"{rack.tier_id} ({len(rack.member_ids)} hosts, uplink {_rate(rack)})"
+        if len(topology.racks) > 1
+        else f"{rack.tier_id} ({len(rack.member_ids)} hosts)"
+        for rack in topology.racks
+    ]
+    found = f"{len(topology.hosts)} hosts in {len(racks)} racks: {', '.join(racks)}"
+    if topology.source != "measured":
+        return f"{found}; {topology.source}"
+    return f"{found}; measured in {topology.probe_s:.1f} s"
 
 
 def describe_change(before: Topology, after: Topology) -> str:
@@ -133,23 +164,21 @@ def describe_change(before: Topology, after: Topology) -> str:
     parts = []
     for tier in after.tiers:
         old = known.get((tier.kind, tier.tier_id))
-        if tier.kind == "fabric" or old is None or not _differs(old, tier):
+        if old is None or all(
+            abs(factor - 1) <= _CHANGED_FRACTION for factor in _factors(old, tier)
+        ):
             continue
         parts.append(f"{tier.kind} {tier.tier_id} {_rate(old)} -> {_rate(tier)}")
     return "; ".join(parts) or "no link has changed"
 
 
-def _differs(old: Tier | None, new: Tier) -> bool:
-    if old is None:
-        return True
+def _factors(old: Tier, new: Tier) -> list[float]:
+    """New / old rate of an uplink, of each direction that is known."""
     pairs = (
         (old.uplink_send_bytes_per_s, new.uplink_send_bytes_per_s),
         (old.uplink_receive_bytes_per_s, new.uplink_receive_bytes_per_s),
     )
-    return any(
-        a is not None and b is not None and abs(b - a) > _CHANGED_FRACTION * a
-        for a, b in pairs
-    )
+    return [b / a for a, b in pairs if a is not None and b is not None]
 
 
 def _rate(tier: Tier) -> str:

@@ -9,12 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from geartrain.collectives.exchange.bucket_size import choose_bucket_bytes
+from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError
 from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
 from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
 from geartrain.parallel.saved_state import TrainState, send_state
+from geartrain.planner.curve_fit import predict_s
+from geartrain.planner.exchange import EXACT
 from geartrain.planner.pinned_plan import without_tail
+from geartrain.units import format_bytes
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from geartrain.planner import Plan, Replica
 
 _BATCHNORM_PURPOSE = "batchnorm"
+_BACKWARD_PART = 2 / 3
+"""Of a micro-batch: a matrix product has two gradients."""
 
 
 @dataclass(slots=True)
@@ -108,7 +115,10 @@ class PlanDirector:
         if plan is not None and plan.global_batch_size == size:
             keeper.pin(plan)
             self._next_plan = None
+        is_new = self._keeper is None
         self._use(keeper)
+        if is_new:
+            self._tell_exchange()
         return keeper.share_view(self.place.rank)
 
     def evaluation_shares(self) -> ShareView:
@@ -127,6 +137,21 @@ class PlanDirector:
         if self._keeper is not None:
             self._keeper.observe(step_index, figures)
             self._use(self._keeper)
+
+    def relink(self, step_index: int) -> None:
+        """Links changed: plan all batch sizes anew, and open the exchanges again."""
+        groups = self.place.groups
+        assert groups.hub is not None
+        network = groups.hub.describe()
+        for keeper in self._keepers.values():
+            keeper.relink(network)
+        self.engine.world = groups.collective()
+        takes_part = self.place.rank in self._members
+        group = groups.collective(self._members)
+        self.engine.gradient_group = group if takes_part else None
+        if self._keeper is not None:
+            self._use(self._keeper)
+        self._tell_exchange(step_index)
 
     def expectation(self, sizes: Sequence[int], step_index: int) -> tuple[float, float]:
         """A left-out device's probe, if due, and what this rank's work should take.
@@ -172,6 +197,7 @@ class PlanDirector:
             profile=next((k.profile for k in self._keepers.values()), None),
         )
         keeper = make_keeper(request)
+        self._size_buckets(keeper)
         if self.settings.sync_batchnorm and self.place.world_size > 1:
             # After measuring: until now ranks ran different numbers of forward passes.
             group = self.place.groups.process_group(purpose=_BATCHNORM_PURPOSE)
@@ -184,6 +210,46 @@ class PlanDirector:
                 stacklevel=2,
             )
         return keeper
+
+    def _tell_exchange(self, step_index: int = 0) -> None:
+        """Record how gradients are exchanged, and what that was predicted to take."""
+        group = self.engine.gradient_group
+        if not isinstance(group, ScheduledCollective):
+            return
+        bucket_bytes = min(self.engine.settings.bucket_bytes, self.engine.gradient_bytes)
+        schedule = group.book.schedule_for(bucket_bytes)
+        codec = "exact" if schedule.codec == EXACT else schedule.codec
+        self.recorder.add_event(
+            step_index,
+            "exchange",
+            f"gradients go {schedule.algorithm}, {codec}, in buckets of "
+            f"{format_bytes(bucket_bytes)} and {schedule.num_chunks} chunks each; "
+            f"{schedule.reason}",
+            values={
+                "bucket_bytes": float(bucket_bytes),
+                "bucket_predicted_s": group.predict_s(bucket_bytes),
+                "predicted_s": group.predict_s(self.engine.gradient_bytes),
+                "bound_s": schedule.bound_s,
+            },
+        )
+
+    def _size_buckets(self, keeper: PlanKeeper) -> None:
+        """Let a bucket's exchange hide behind an eighth of a backward pass.
+
+        Sized once, by the first plan: all ranks see the same profile and predictions.
+        """
+        group = self.engine.gradient_group
+        if self._keepers or not isinstance(group, ScheduledCollective):
+            return
+        micro_batches_s = [
+            predict_s(keeper.profile.curves[rank], replica.micro_batch_size)
+            for rank, replica in zip(keeper.member_ranks, keeper.plan.replicas, strict=True)
+            if replica.share
+        ]
+        backward_s = min(micro_batches_s) * _BACKWARD_PART
+        self.engine.resize_buckets(
+            choose_bucket_bytes(backward_s, group.predict_s, self.engine.gradient_bytes)
+        )
 
     def _use(self, keeper: PlanKeeper) -> None:
         """Point groups at the plan's members, and bring back whoever returns."""

@@ -31,6 +31,7 @@ from geartrain.planner.solver import solve
 if TYPE_CHECKING:
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.trailer import RankFigures
+    from geartrain.planner.model_profile import ExchangeNetwork
 
 _CALIBRATING_STEP = 2
 """Without a measured profile rates are read off this step: the first one warms up."""
@@ -114,6 +115,18 @@ class PlanKeeper:
         self._take(plan)
         self._corrector = None
         self.settings = replace(self.settings, corrects=False)
+
+    def relink(self, network: ExchangeNetwork) -> None:
+        """Plan anew by the rates known, since links changed."""
+        self.profile = replace(self.profile, network=network)
+        if not self.settings.corrects:
+            return
+        profile = self.profile
+        if self._corrector is not None:
+            profile = scale_profile(profile, self._corrector.factors)
+        self._take(solve(profile, self.settings.workload))
+        if self._corrector is not None:
+            self._corrector = replace(self._corrector, profile=self.profile, plan=self.plan)
 
     def share_tail(self, num_samples: int) -> None:
         """Leave so many samples of each step to whoever is free, and plan anew.

@@ -135,6 +135,9 @@ def _make_profile(request: PlanningRequest) -> ModelProfile:
         return declared_profile(request.place, facts, size)
     started_at_s = time.perf_counter()
     profile = gather_profile(request.place, facts, lambda: _measure(request))
+    hub = request.place.groups.hub
+    if hub is not None and not hub.network.is_one_host:
+        profile = replace(profile, network=hub.describe())
     took = format_seconds(time.perf_counter() - started_at_s)
     points = ", ".join(
         f"{curve.device_id}: {len(curve.seconds)} sizes up to {curve.micro_batch_sizes[-1]}"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from geartrain.collectives.exchange_hub import ExchangeHub
+    from geartrain.collectives.job_network import JobNetwork
     from geartrain.collectives.protocol import Collective, Pending
 
 _LAST_WAIT_S = 2.0
@@ -93,6 +94,16 @@ class RankGroups:
         dropped = self._exchanges.pop((purpose, tuple(sorted(ranks))), None)
         if self.hub is not None and isinstance(dropped, ScheduledCollective):
             self.hub.close(dropped)
+
+    def relink(self, network: JobNetwork) -> None:
+        """End all scheduled exchanges, since links changed; they open anew when asked for.
+
+        All ranks must call it together.
+        """
+        assert self.hub is not None
+        self.hub.network = network
+        self.hub.close()
+        self._exchanges.clear()
 
     def process_group(
         self, ranks: Sequence[int] | None = None, purpose: str = "gradients"

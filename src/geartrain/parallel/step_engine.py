@@ -136,6 +136,12 @@ class StepEngine:
         """The flat gradient buffers; None on a single rank with one loss term."""
         return self._buckets
 
+    def resize_buckets(self, bucket_bytes: int) -> None:
+        """Cut the gradients into other buckets, between two steps; all ranks alike."""
+        self.settings = replace(self.settings, bucket_bytes=bucket_bytes)
+        if self._buckets is not None:
+            self._buckets.regroup(bucket_bytes)
+
     def begin(
         self, num_samples: int, known_counts: Mapping[str, float] | None = None
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geartrain.collectives.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
+from geartrain.collectives.job_network import probe_again
 from geartrain.data.batch_split import batch_size_of
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError, TrainingStopped
 from geartrain.parallel.dropout import convert_dropout
+from geartrain.parallel.link_watch import (
+    StepWatch,
+    describe_change,
+    describe_links,
+    take_figures,
+)
 from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
@@ -77,6 +84,7 @@ class Trainer:
     _micro: MicroBatch | None = None
     _sizes: list[int] = field(default_factory=list)  # micro-batches of the open step
     _read_s: float = 0.0
+    _watch: StepWatch | None = None
     _finished_at_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -97,6 +105,7 @@ class Trainer:
             autocast_dtype=self.settings.autocast_dtype,
         )
         self._engine = self._make_engine()
+        self._watch = self._make_watch()
         self.director = PlanDirector(
             place=self.place,
             calls=self.calls,
@@ -261,6 +270,7 @@ class Trainer:
         self.director.planning_s = 0.0  # the loader waited meanwhile: not input time
         sizes = [size for size in self._sizes if size]
         probe_s, expected_s = self.director.expectation(sizes, self.step_index)
+        exchange = take_figures(self._engine.gradient_group)
         figures = RankFigures(
             data_s=data_s,
             peak_memory_bytes=float(self._peak_bytes()),
@@ -268,6 +278,10 @@ class Trainer:
             expected_s=expected_s,
             probe_s=probe_s,
             plan_code=self.director.plan_code,
+            exchange_s=exchange.exchange_s,
+            exchange_predicted_s=exchange.predicted_s,
+            exchange_rack_s=exchange.rack_s,
+            exchange_slow_hop_s=exchange.slow_hop_s,
         )
         outcome = self._engine.finish(figures, stop=self._stop_requested)
         self._after_step(outcome)
@@ -291,6 +305,24 @@ class Trainer:
             self._stop()
         if self.active_loader is not None:
             self.director.observe(self.step_index, facts.figures)
+            self._watch_links(facts.figures)
+
+    def _watch_links(self, figures: Sequence[RankFigures]) -> None:
+        """Measure links again that are off, and plan anew if they changed."""
+        hub = self.place.groups.hub
+        if self._watch is None or hub is None:
+            return
+        suspects, reason = self._watch.observe(figures)
+        if not suspects:
+            return
+        before = hub.network.topology
+        network = probe_again(self.place.groups.rendezvous, hub.network, suspects)
+        message = f"{reason}; measured {', '.join(suspects)} again: "
+        if self._watch.measured(network.topology):
+            self.place.groups.relink(network)
+            self.director.relink(self.step_index)
+        message += describe_change(before, network.topology)
+        self._recorder.add_event(self.step_index, "relinked", message)
 
     def _step_scheduler(self, loss: float) -> None:
         scheduler = self.parts.lr_scheduler
@@ -369,6 +401,15 @@ class Trainer:
             compression=self.settings.compression,
             explains=self.spec is not None and self.spec.mode == "plan",
         )
+
+    def _make_watch(self) -> StepWatch | None:
+        """Links are watched where there are any and plans may follow them."""
+        hub = self.place.groups.hub
+        is_fixed = self.settings.deterministic or self.settings.pinned_plan is not None
+        if hub is None or hub.network.is_one_host or is_fixed:
+            return None
+        self._recorder.add_event(0, "linked", describe_links(hub.network.topology))
+        return StepWatch(hub.network.topology)
 
     def _prepare_model(self) -> torch.nn.Module:
         model = self.parts.model.to(self.place.device.torch_device)
