@@ -322,15 +322,17 @@ class Pulse:
         awake_s = min(now_s - self._last_tick_at_s, 2 * _INTERVAL_S)
         self._last_tick_at_s = now_s
         of_all = self._membership.num_members > _FULL_MESH_UP_TO
-        silent: dict[int, float] = {}
         beat = Beat(*self._watch.counts(of_all=of_all))
-        for member, link in list(self._links.items()):
+        for link in list(self._links.values()):
             with contextlib.suppress(OSError):  # reading will tell
                 link.send(beat)
             link.silence.passed(awake_s)
-            if link.silence.is_lost:
-                silent[member] = link.silence.silent_s
-        if silent:
+        if any(link.silence.is_lost for link in self._links.values()):
+            silent = {
+                member: link.silence.silent_s
+                for member, link in self._links.items()
+                if link.silence.is_nearly_lost
+            }
             self._listener.silent(tuple(sorted(silent)), max(silent.values()))
             return
         for link in list(self._strangers):

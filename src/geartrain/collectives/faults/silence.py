@@ -11,6 +11,7 @@ _CEILING_S = 30.0
 _FACTOR = 3.0
 # Of the longest gap, per heartbeat: at five a second it halves in 14 s.
 _KEPT = 0.99
+_NEARLY = 0.8
 
 
 @dataclass(slots=True)
@@ -52,3 +53,8 @@ class Silence:
     def is_lost(self) -> bool:
         """Whether it was silent for too long."""
         return self.silent_s > self.limit_s
+
+    @property
+    def is_nearly_lost(self) -> bool:
+        """Whether it will be in a few heartbeats; they don't all fall silent in step."""
+        return self.silent_s > _NEARLY * self.limit_s
