@@ -8,6 +8,18 @@ from typing import Any
 
 import click
 
+from geartrain.bench.comm.rank_order import DEFAULT_SEED
+from geartrain.bench.comm.result import (
+    NUM_TEXT_COLUMNS,
+)
+from geartrain.bench.comm.result import (
+    TABLE_HEAD as COMM_TABLE_HEAD,
+)
+from geartrain.bench.comm.result import (
+    table_rows as comm_table_rows,
+)
+from geartrain.bench.comm.run import run_comm
+from geartrain.bench.comm.settings import CASES, CommOptions
 from geartrain.bench.gpu import run_gpu
 from geartrain.bench.macro import (
     DEFAULT_FLEET,
@@ -29,6 +41,7 @@ from geartrain.cli.verb import (
 )
 from geartrain.launch.run_directory import collect_versions
 from geartrain.telemetry import write_document
+from geartrain.units import parse_bytes
 
 
 @click.group()
@@ -125,6 +138,71 @@ def tail(
     labels = result.result["labels"]
     click.echo(f"{result.fleet.spec} ({labels}), {result.wall_s:.0f} s in all")
     _hand_out(result, path, as_json=as_json)
+
+
+@bench.command("comm", cls=Verb)
+@click.option("--quick", is_flag=True, help="Two racks, 4 MB, the best ring and ours.")
+@click.option(
+    "--only",
+    metavar="CASES",
+    help=f"Some cases, parted by commas, of {', '.join(CASES)}.",
+)
+@click.option(
+    "--racks",
+    metavar="RACKS",
+    help="Another lab instead: 3+5 or 4x2 hosts, or 3 racks of eight hosts.",
+)
+@click.option("--uplink", metavar="RATE", help="Of the racks; 50Mbit unless given.")
+@click.option("--nic", metavar="RATE", help="Of the hosts; 500Mbit unless given.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=DEFAULT_SEED,
+    show_default=True,
+    help="Of the order in which ranks are spread over the hosts.",
+)
+@click.option("--size", metavar="SIZE", help="Of the tensors, such as 25MB.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where the raw result goes; nowhere unless given.",
+)
+@json_option
+@click.pass_context
+def comm(
+    context: click.Context,
+    /,
+    *,
+    only: str | None,
+    size: str | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,  # Any: the other fields of CommOptions
+) -> None:
+    """Exchange gradients over emulated links, with geartrain and with Gloo.
+
+    Builds labs of hosts and racks with shaped links (needs root), and measures in turn:
+    Gloo's ring in the order of the ranks and in the best order, torch's stock hierarchy,
+    and geartrain, which finds racks and rates by itself. Ends within 15 minutes.
+    """
+    asked = CommOptions(
+        only=tuple(name.strip() for name in only.split(",")) if only else (),
+        num_bytes=parse_bytes(size) if size else None,
+        **options,
+    )
+    result = run_comm(asked, _show_progress)
+    print_table(
+        COMM_TABLE_HEAD, comm_table_rows(result.cases), num_text_columns=NUM_TEXT_COLUMNS
+    )
+    click.echo(f"{result.labels}, {result.wall_s:.0f} s in all; times are medians")
+    if output is not None:
+        write_document(output, result)
+        click.echo(f"raw result: {output}")
+    if as_json:
+        print_json(result.as_json())
+    if result.has_failures:
+        context.exit(1)
 
 
 def _default_output(

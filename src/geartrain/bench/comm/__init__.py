@@ -1,0 +1,1 @@
+"""``geartrain bench comm``: the gradient exchange over emulated links, measured."""
