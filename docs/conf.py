@@ -43,6 +43,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|typing|types|os)\..*"),
     ("py:.*", r"geartrain\.session\.OptimizerT"),  # a type variable
     ("py:.*", r"(Path|Tensor|Module|Optimizer|Callable|Mapping|Sequence|Iterator)"),
+    ("py:.*", r"(geartrain\.topology\.fabric\.facts\.)?FabricFacts"),  # many small parts
     ("py:.*", r"geartrain\.data\.(loader\.LoaderConfig|sampler\.ShareView)"),  # internal
     # Sphinx cuts a signature that holds "<factory>" at every comma.
     ("py:.*", r"(dict|tuple|list)\[\w+"),

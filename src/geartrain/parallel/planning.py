@@ -93,10 +93,18 @@ def make_keeper(request: PlanningRequest) -> PlanKeeper:
     if pinned is not None:
         keeper.check_pinned(pinned)
     check_agreement(request.place.groups, keeper.plan)
+    _plan_exchange(request, keeper)
     _write(request, profile, keeper.plan)
     if _is_planning_only(request):
         raise SystemExit(0)
     return keeper
+
+
+def _plan_exchange(request: PlanningRequest, keeper: PlanKeeper) -> None:
+    """Put into the plan how its replicas would exchange, also where none will start."""
+    hub = request.place.groups.hub
+    if hub is not None and len(keeper.member_ranks) > 1:
+        keeper.note_exchange(hub.book_of(keeper.member_ranks))
 
 
 def check_agreement(groups: RankGroups, plan: Plan) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from geartrain.errors import ConfigError
+from geartrain.planner.exchange.schedule import ScheduleBook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +67,13 @@ class Plan:
     """global_batch_size / sum of the devices' best samples per second."""
     imbalance_fraction: float = 0.0
     """Predicted (slowest - mean compute) / slowest compute."""
+    exchange: ScheduleBook | None = None
+    """How the replicas exchange gradients. Given with a pinned plan it is carried out as
+    it stands, so that sums come out equal to the bit; None has it planned anew."""
     schema_version: int = 1
 
     def __post_init__(self) -> None:
+        self._check_exchange()
         for stage in self.stages:
             total = sum(replica.share for replica in stage.replicas) + self.tail_samples
             if total != self.global_batch_size:
@@ -84,6 +89,19 @@ class Plan:
         if not self.stages or not self.stages[0].replicas:
             msg = "a plan needs a stage with at least one replica"
             raise ConfigError(msg)
+
+    def _check_exchange(self) -> None:
+        if self.exchange is None or not self.stages:
+            return
+        num_replicas = len(self.stages[0].replicas)
+        for schedule in self.exchange.schedules:
+            if schedule.num_members != num_replicas:
+                msg = (
+                    f"the plan's exchange is for {schedule.num_members} members but it "
+                    f"has {num_replicas} replicas; take the exchange out of the plan to "
+                    "have it planned anew"
+                )
+                raise ConfigError(msg)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:

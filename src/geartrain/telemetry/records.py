@@ -19,8 +19,8 @@ EventKind = Literal[
     "stopped",
     "note",
 ]
-"""linked: the links were probed; exchange: how gradients are exchanged was decided;
-relinked: a link changed and was probed again; lost: a device is gone for good."""
+# linked: the links were probed. exchange: how gradients are exchanged was decided.
+# relinked: a link was off and was probed again. lost: a device is gone for good.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ import msgspec
 from geartrain.errors import ConfigError
 
 Algorithm = Literal["local", "ring", "leader", "hierarchical"]
-"""local: one host, its device group alone. ring: Gloo's ring over the leaders, in
-``ring_order``. leader: rack leaders gather, exchange and hand out, for small messages.
-hierarchical: staged reduce-scatter, slow hop, all-gather in chunks; with a single rack
-this is the direct exchange with unequal shares."""
+# local: one host, its device group alone. ring: Gloo's ring over the leaders, in
+# ``ring_order``. leader: rack leaders gather, exchange and hand out, for small messages.
+# hierarchical: staged reduce-scatter, slow hop, all-gather in chunks; with a single rack
+# this is the direct exchange with unequal shares.
 
 EXACT = "none"
 """The codec's name where nothing is compressed."""
