@@ -28,6 +28,7 @@ from geartrain.collectives.host_groups.choose import (
 )
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.service import EpochParts, ExchangeService, ServiceSettings
+from geartrain.errors import ConfigError
 from geartrain.planner.exchange import (
     AUTO,
     CodecProfile,
@@ -94,13 +95,16 @@ class ExchangeHub:
     on_fault: Callable[[Fault], None] = _log_fault
     """Told once an exchange why it ended; from a thread, so it must return soon."""
     _codecs: tuple[CodecProfile, ...] = ()
+    _pinned: dict[tuple[int, ...], ScheduleBook] = field(default_factory=dict)
     _num_opened: dict[str, int] = field(default_factory=dict)
+    _opening: ExchangeService[ScheduleBook, OpenExchange] | None = None
     _opened: list[tuple[ExchangeService[ScheduleBook, OpenExchange], OpenExchange]] = field(
         default_factory=list
     )
 
     def __post_init__(self) -> None:
-        self._codecs = self._agree_codecs()
+        if not self._codecs:  # else they are those of the hub before
+            self._codecs = self._agree_codecs()
 
     def request(self, members: Sequence[int]) -> ExchangeRequest:
         """What the planner is asked for these ranks."""
@@ -128,8 +132,29 @@ class ExchangeHub:
             core_fraction=request.core_fraction,
         )
 
-    def open(self, members: Sequence[int], purpose: str) -> ScheduledCollective:
+    def book_of(self, members: Sequence[int]) -> ScheduleBook:
+        """How these ranks would exchange: as pinned, or planned."""
+        pinned = self._pinned.get(tuple(members))
+        return pinned or write_book(self.request(members))
+
+    def pin(self, members: Sequence[int], book: ScheduleBook) -> None:
+        """Carry out a given book whenever these ranks exchange; all of them call it.
+
+        Raises:
+            ConfigError: If it was made for other hosts.
+        """
+        check_placement(book, self.request(members).placement)
+        self._pinned[tuple(members)] = book
+
+    def open(
+        self, members: Sequence[int], purpose: str, limit_s: float | None = None
+    ) -> ScheduledCollective:
         """Make the exchange of these ranks; they all call it, and nobody else needs to.
+
+        Args:
+            members: Global ranks, rising.
+            purpose: Exchanges of one purpose keep their order among themselves only.
+            limit_s: How long to wait for the others; None: as long as ever.
 
         Raises:
             CommunicationError: If one of them does not come in time.
@@ -137,7 +162,7 @@ class ExchangeHub:
         name = f"{purpose}/{'-'.join(map(str, members))}"
         self._num_opened[name] = number = self._num_opened.get(name, -1) + 1
         store = PrefixStore(f"exchange/{name}/{number}", self.place.store)
-        book = self._agree_book(members, store)
+        book = self._agree_book(members, store, limit_s or self.place.timeout_s)
         service = ExchangeService[ScheduleBook, OpenExchange](
             store,
             self.place.rank,
@@ -148,11 +173,14 @@ class ExchangeHub:
             ),
             self.on_fault,
         )
+        self._opening = service
         try:
-            exchange = service.rebuild(members, 0, book)
+            exchange = service.rebuild(members, 0, book, limit_s)
         except BaseException:
             service.close()
             raise
+        finally:
+            self._opening = None
         self._opened.append((service, exchange))
         logger.debug("exchange %s: %d schedules", name, len(book.schedules))
         return exchange.collective
@@ -164,6 +192,36 @@ class ExchangeHub:
             if collective is None or exchange.collective is collective:
                 self._opened.remove(opened)
                 service.close()
+
+    def abort(self, reason: str) -> None:
+        """End all exchanges at once, on all their members; from any thread."""
+        services = [service for service, _ in list(self._opened)]
+        opening = self._opening
+        for service in (*services, *((opening,) if opening is not None else ())):
+            service.abort(0, reason)
+
+    def successor(self, store: Store, on_fault: Callable[[Fault], None]) -> ExchangeHub:
+        """A hub over the same network, for those that are left.
+
+        Args:
+            store: Not used before, and by no other thread as long as this one opens
+                exchanges.
+            on_fault: As of this hub.
+        """
+        return replace(
+            self,
+            place=replace(self.place, store=store),
+            on_fault=on_fault,
+            _pinned={},
+            _num_opened={},
+            _opened=[],
+            _opening=None,
+        )
+
+    def opened(self, collective: object) -> OpenExchange | None:
+        """The exchange of this hub that a collective belongs to, while it is open."""
+        found = (e for _, e in self._opened if e.collective is collective)
+        return next(found, None)
 
     # -- deciding -----------------------------------------------------------------------
 
@@ -193,14 +251,16 @@ class ExchangeHub:
             for i, profile in enumerate(own.profiles)
         )
 
-    def _agree_book(self, members: Sequence[int], store: Store) -> ScheduleBook:
+    def _agree_book(
+        self, members: Sequence[int], store: Store, limit_s: float
+    ) -> ScheduleBook:
         """The first member decides; a book that others made could differ in a rate."""
         with lost_peers("agreeing on how to exchange gradients"):
             if self.place.rank == members[0]:
-                book = write_book(self.request(members))
+                book = self.book_of(members)
                 store.set("book", encode_document(book).decode())
                 return book
-            store.wait(["book"], timedelta(seconds=self.place.timeout_s))
+            store.wait(["book"], timedelta(seconds=limit_s))
             text = store.get("book")
         return decode_document(text, ScheduleBook, self.place.device_ids[members[0]])
 
@@ -233,7 +293,7 @@ class ExchangeHub:
         except BaseException:
             host_group.close()
             raise
-        return OpenExchange(collective, host_group, feedback)
+        return OpenExchange(collective, host_group, feedback, parts.membership.me)
 
     def _host_group(self, parts: EpochParts) -> HostGroup:
         here = self.network.ranks[self.place.rank].host_id
@@ -259,6 +319,8 @@ class OpenExchange:
     host_group: HostGroup
     feedback: tuple[ErrorFeedback, ErrorFeedback]
     """Of partial sums and of totals."""
+    member: int
+    """This rank's position among the members."""
 
     def abort(self, reason: str) -> None:
         """Wake whoever waits; others go on undisturbed where it is only closed."""
@@ -274,6 +336,31 @@ class OpenExchange:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CodecFigures:
     profiles: tuple[CodecProfile, ...]
+
+
+def check_placement(book: ScheduleBook, placement: Sequence[str]) -> None:
+    """Check that a book puts the processes of each host into one device group.
+
+    Args:
+        book: For as many members as there are hosts ids given.
+        placement: Host id of each member.
+
+    Raises:
+        ConfigError: If it was made for another placement.
+    """
+    here = {
+        tuple(m for m, host in enumerate(placement) if host == host_id)
+        for host_id in set(placement)
+    }
+    for schedule in book.schedules:
+        there = {tuple(sorted(h)) for rack in schedule.racks for h in rack.hosts}
+        if there != here:
+            msg = (
+                f"the plan's exchange has the members {sorted(there)} on one host each, "
+                f"but here {sorted(here)} share one; take the exchange out of the plan to "
+                "have it planned anew"
+            )
+            raise ConfigError(msg)
 
 
 def _host_member(name: str, facts: RankFacts) -> HostMember:

@@ -255,6 +255,12 @@ class PlanDirector:
         """Point groups at the plan's members, and bring back whoever returns."""
         self._keeper = keeper
         members = keeper.member_ranks
+        self._use_members(members)
+        group = self.engine.gradient_group
+        if isinstance(group, ScheduledCollective):
+            keeper.note_exchange(group.book)
+
+    def _use_members(self, members: tuple[int, ...]) -> None:
         if members == self._members and self.engine.gradient_group is not None:
             return
         groups = self.place.groups

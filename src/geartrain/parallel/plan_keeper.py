@@ -31,6 +31,7 @@ from geartrain.planner.solver import solve
 if TYPE_CHECKING:
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.trailer import RankFigures
+    from geartrain.planner.exchange import ScheduleBook
     from geartrain.planner.model_profile import ExchangeNetwork
 
 _CALIBRATING_STEP = 2
@@ -115,6 +116,11 @@ class PlanKeeper:
         self._take(plan)
         self._corrector = None
         self.settings = replace(self.settings, corrects=False)
+
+    def note_exchange(self, book: ScheduleBook) -> None:
+        """Keep with the plan how its replicas exchange gradients."""
+        if self.plan.exchange != book:
+            self._take(replace(self.plan, exchange=book))
 
     def relink(self, network: ExchangeNetwork) -> None:
         """Plan anew by the rates known, since links changed."""

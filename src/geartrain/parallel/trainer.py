@@ -388,7 +388,7 @@ class Trainer:
         network, groups = self.place.network, self.place.groups
         if network is None or groups.store is None or uses_vendor_library(network):
             return None
-        return ExchangeHub(
+        hub = ExchangeHub(
             place=HubPlace(
                 rank=groups.rank,
                 device_ids=groups.device_ids,
@@ -401,6 +401,12 @@ class Trainer:
             compression=self.settings.compression,
             explains=self.spec is not None and self.spec.mode == "plan",
         )
+        pinned = self.settings.pinned_plan
+        if pinned is not None and pinned.exchange is not None:
+            members = {replica.device_id for replica in pinned.replicas}
+            ranks = [r for r, name in enumerate(groups.device_ids) if name in members]
+            hub.pin(ranks, pinned.exchange)
+        return hub
 
     def _make_watch(self) -> StepWatch | None:
         """Links are watched where there are any and plans may follow them."""
