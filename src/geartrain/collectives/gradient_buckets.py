@@ -106,6 +106,19 @@ class GradientBuckets:
         return [bucket.flat for bucket in self._buckets]
 
     @property
+    def contents(self) -> dict[str, tuple[int, ...]]:
+        """The parameters of each bucket that a codec may be applied to.
+
+        By the key that it is exchanged by: positions in the model's order.
+        """
+        places = {parameter: i for i, (_, parameter) in enumerate(self.named_parameters)}
+        return {
+            f"bucket{index}": tuple(places[p] for p in bucket.parameters)
+            for index, bucket in enumerate(self._buckets)
+            if bucket.flat.dtype != torch.float64
+        }
+
+    @property
     def touched(self) -> list[bool]:
         """Which parameters got a gradient here this step, in the model's order."""
         return [self._places[p].touched for _, p in self.named_parameters]

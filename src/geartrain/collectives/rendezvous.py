@@ -39,10 +39,18 @@ class Rendezvous:
     member_ids: Sequence[str]
     _round: int = 0
 
-    def gather(self, topic: str, document: T, kind: type[T]) -> list[T]:
+    def gather(
+        self, topic: str, document: T, kind: type[T], *, timeout_s: float | None = None
+    ) -> list[T]:
         """Collect one document from each rank, in rank order.
 
         All ranks must call it in the same order.
+
+        Args:
+            topic: Names it in an error.
+            document: This rank's.
+            kind: Of all documents.
+            timeout_s: Another deadline than usual.
 
         Raises:
             CommunicationError: If a rank does not answer in time; names it.
@@ -52,9 +60,12 @@ class Rendezvous:
         self._round += 1
         keys = [f"gather/{self._round}/{topic}/{r}" for r in range(self.world_size)]
         self.store.set(keys[self.rank], encode_document(document).decode())
-        deadline_at_s = time.monotonic() + self.timeout_s
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline_at_s = time.monotonic() + limit_s
         return [
-            decode_document(self._get(keys[r], r, topic, deadline_at_s), kind, f"rank {r}")
+            decode_document(
+                self._get(keys[r], r, topic, deadline_at_s, limit_s), kind, f"rank {r}"
+            )
             for r in range(self.world_size)
         ]
 
@@ -74,7 +85,8 @@ class Rendezvous:
             self.store.set(key, encode_document(document).decode())
             return document
         deadline_at_s = time.monotonic() + self.timeout_s
-        return decode_document(self._get(key, 0, topic, deadline_at_s), kind, "rank 0")
+        found = self._get(key, 0, topic, deadline_at_s, self.timeout_s)
+        return decode_document(found, kind, "rank 0")
 
     def find_missing(self, topic: str) -> list[str]:
         """After a failed exchange: who does not say that it failed for them too."""
@@ -94,7 +106,9 @@ class Rendezvous:
         except (RuntimeError, ConnectionError):
             return []  # the store is gone as well: its owner was the one lost
 
-    def _get(self, key: str, rank: int, topic: str, deadline_at_s: float) -> bytes:
+    def _get(
+        self, key: str, rank: int, topic: str, deadline_at_s: float, limit_s: float
+    ) -> bytes:
         assert self.store is not None
         try:
             left_s = max(deadline_at_s - time.monotonic(), 0.001)
@@ -102,7 +116,7 @@ class Rendezvous:
             return bytes(self.store.get(key))
         except (RuntimeError, ConnectionError) as error:
             msg = (
-                f"waited {self.timeout_s:g} s for the {topic} of {self.member_ids[rank]} "
+                f"waited {limit_s:g} s for the {topic} of {self.member_ids[rank]} "
                 f"(rank {rank}), which did not come; look at that worker's log"
             )
             raise CommunicationError(msg) from error

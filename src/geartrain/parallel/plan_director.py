@@ -149,6 +149,7 @@ class PlanDirector:
         takes_part = self.place.rank in self._members
         group = groups.collective(self._members)
         self.engine.gradient_group = group if takes_part else None
+        self._move_residuals()
         if self._keeper is not None:
             self._use(self._keeper)
         self._tell_exchange(step_index)
@@ -250,6 +251,7 @@ class PlanDirector:
         self.engine.resize_buckets(
             choose_bucket_bytes(backward_s, group.predict_s, self.engine.gradient_bytes)
         )
+        self._move_residuals()
 
     def _use(self, keeper: PlanKeeper) -> None:
         """Point groups at the plan's members, and bring back whoever returns."""
@@ -270,9 +272,16 @@ class PlanDirector:
         gradient_group = groups.collective(members)
         takes_part = self.place.rank in members
         self.engine.gradient_group = gradient_group if takes_part else None
+        if members != self._members:
+            self._move_residuals()
         self._members = members
         if self.settings.sync_batchnorm and self.place.world_size > 1:
             self._share_statistics()
+
+    def _move_residuals(self) -> None:
+        """What compression owes goes to who codes it now; all ranks call it together."""
+        if self.engine.residuals is not None:
+            self.engine.residuals.follow(self.engine.gradient_group)
 
     def _share_statistics(self) -> None:
         """BatchNorm's group is that of the plan's members."""

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from geartrain.parallel.process_group import RankGroups
+    from geartrain.parallel.residual_state import SavedResiduals
 
 _REQUIRED = ("model", "optimizer", "training")
+_RESIDUALS = "residuals"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +68,38 @@ class TrainState:
             raise CheckpointError(msg) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedState:
+    """What a snapshot holds besides what was restored."""
+
+    positions: list[dict[str, int | bool]]
+    """Of the loaders."""
+    step_index: int
+    """How many steps had been made."""
+    residuals: SavedResiduals | None
+    """What compression owed; None without any."""
+
+
 def save_state(
-    path: Path, state: TrainState, positions: Sequence[dict[str, int | bool]]
+    path: Path,
+    state: TrainState,
+    positions: Sequence[dict[str, int | bool]],
+    residuals: SavedResiduals | None = None,
 ) -> None:
-    """Write the state and the loaders' positions.
+    """Write the state, the loaders' positions, and what compression owes.
 
     Raises:
         CheckpointError: If it can't be written; an older snapshot there is kept.
     """
     components = state.components()
     components["training"]["loaders"] = [dict(position) for position in positions]
+    if residuals is not None:
+        components[_RESIDUALS] = residuals
     save_snapshot(path, components, metadata={"step": state.step_index})
 
 
-def load_state(path: Path, state: TrainState) -> tuple[list[dict[str, int | bool]], int]:
+def load_state(path: Path, state: TrainState) -> LoadedState:
     """Read a state into the model and its companions.
-
-    Returns:
-        The loaders' positions, and how many steps had been made.
 
     Raises:
         CheckpointError: If it is damaged, incomplete, or of another model.
@@ -96,7 +112,11 @@ def load_state(path: Path, state: TrainState) -> tuple[list[dict[str, int | bool
         raise CheckpointError(msg)
     state.restore(parts)
     training: Any = parts["training"]  # written by save_state
-    return list(training.get("loaders", [])), int(training["step_index"])
+    return LoadedState(
+        positions=list(training.get("loaders", [])),
+        step_index=int(training["step_index"]),
+        residuals=parts.get(_RESIDUALS),
+    )
 
 
 def send_state(groups: RankGroups, members: tuple[int, ...], state: TrainState) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from geartrain.collectives.protocol import Collective, Pending
+    from geartrain.parallel.residual_state import ResidualState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class StepEngine:
     synchronize: Callable[[], None]
     gradient_group: Collective | None = None
     """The ranks that exchange gradients; None where this rank is left out."""
+    residuals: ResidualState | None = None
+    """What compressed exchanges owe; None where nothing is exchanged."""
     _named: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
     _frozen: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
     _buckets: GradientBuckets | None = None
@@ -165,6 +168,8 @@ class StepEngine:
         self._known_counts = dict(known_counts) if known_counts is not None else None
         self._loss_sums, self._counts, self._per_term = {}, {}, {}
         self._not_compute_s = 0.0
+        if self.residuals is not None:
+            self.residuals.begin_step()
         self._started_at_s = time.perf_counter()
         if self._buckets is None:
             self.optimizer.zero_grad(set_to_none=True)
@@ -236,6 +241,8 @@ class StepEngine:
         exchanged_at_s = time.perf_counter()
         self._wait_s = exchanged_at_s - started_at_s
         grad_norm, skipped = self._update(trailer)
+        if self.residuals is not None:
+            self.residuals.end_step(applied=not skipped)
         self.synchronize()
         self._optimizer_s = time.perf_counter() - exchanged_at_s
         losses = {
@@ -380,7 +387,10 @@ class StepEngine:
         scale = self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        return grad_norm, self._scaler.get_scale() < scale
+        factor = self._scaler.get_scale() / scale
+        if self.residuals is not None:
+            self.residuals.scale_(factor)
+        return grad_norm, factor < 1.0
 
     def _rescale(self, trailer: Trailer) -> None:
         single = len(trailer.counts) == 1 and self._known_counts is None

@@ -28,6 +28,7 @@ from geartrain.parallel.link_watch import (
 from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
+from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
 from geartrain.parallel.saved_state import TrainState, load_state, save_state
 from geartrain.parallel.seeding import seed_step
@@ -75,6 +76,7 @@ class Trainer:
     positions: Callable[[], list[dict[str, int | bool]]] = list
     """Positions of all the session's loaders, for saving when asked to stop."""
     _engine: StepEngine = field(init=False)
+    _residuals: ResidualState = field(init=False)
     _recorder: RunRecorder = field(init=False)
     director: PlanDirector = field(init=False)
     _loaders: list[ShareLoader] = field(default_factory=list)  # that were trained on
@@ -105,6 +107,7 @@ class Trainer:
             autocast_dtype=self.settings.autocast_dtype,
         )
         self._engine = self._make_engine()
+        self._residuals = self._make_residuals()
         self._watch = self._make_watch()
         self.director = PlanDirector(
             place=self.place,
@@ -188,15 +191,18 @@ class Trainer:
 
     def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
         """Save everything on rank 0; see ``Session.save``."""
+        residuals = self._residuals.collect()
         if self.place.rank != 0:
             return
-        save_state(path, self._state(), positions)
+        save_state(path, self._state(), positions, residuals)
         self._recorder.add_event(self.step_index, "saved", f"saved to {path}")
 
     def load(self, path: Path) -> list[dict[str, int | bool]]:
         """Load everything; returns the loaders' positions."""
-        positions, self.step_index = load_state(path, self._state())
-        return positions
+        loaded = load_state(path, self._state())
+        self.step_index = loaded.step_index
+        self._residuals.restore(loaded.residuals)
+        return loaded.positions
 
     def sync_buffers(self) -> None:
         """Before evaluating: running statistics may differ between ranks."""
@@ -335,10 +341,10 @@ class Trainer:
 
     def _stop(self) -> None:
         where = ""
-        if self.spec is not None and self.place.rank == 0:
+        if self.spec is not None:  # all ranks stop after the same step
             path = Path(self.spec.run_dir) / "checkpoint"
             self.save(path, self.positions())
-            where = f"; saved to {path}"
+            where = f"; saved to {path}" if self.place.rank == 0 else ""
         self._recorder.add_event(
             self.step_index, "stopped", f"stopped when asked to{where}"
         )
@@ -442,6 +448,17 @@ class Trainer:
             synchronize=self.place.device.synchronize,
             gradient_group=everyone,
         )
+
+    def _make_residuals(self) -> ResidualState:
+        engine = self._engine
+        residuals = ResidualState(
+            groups=self.place.groups,
+            buckets=lambda: engine.buckets,
+            loss_scale=lambda: engine.scaler.get_scale() if engine.scaler else 1.0,
+        )
+        residuals.follow(engine.gradient_group)
+        engine.residuals = residuals
+        return residuals
 
     def _agree_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         gathered = self.place.groups.rendezvous.gather("loss terms", list(names), list[str])

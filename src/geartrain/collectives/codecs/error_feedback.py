@@ -131,7 +131,8 @@ class ErrorFeedback:
 
         Args:
             side: Names these codes on all members: ``partial-RACK`` or ``total``.
-            layout: Where each bucket's elements lie in the flat gradient.
+            layout: Where each bucket's elements lie in the flat gradient; others are left
+                out.
             owner: This member.
         """
         return tuple(
@@ -198,6 +199,7 @@ class ErrorFeedback:
         return [
             (flat.flat_start, kept.now[:, first : first + flat.num_elements])
             for key, kept in self._store
+            if key in layout
             for flat in to_flat(layout[key], kept.start, kept.stop)
             for first in (flat.bucket_start - kept.start,)
         ]
