@@ -76,6 +76,7 @@ def find_network(  # noqa: PLR0913 - who asks, and what is known already
     peers: Sequence[str] = (),
     address: str | None = None,
     fleet_path: str = "",
+    given: Topology | None = None,
     measures: bool = True,
 ) -> JobNetwork:
     """Find out where all ranks are, and measure the links between their hosts.
@@ -90,11 +91,13 @@ def find_network(  # noqa: PLR0913 - who asks, and what is known already
         peers: Names or addresses that this host talks to, to choose its own address.
         address: This host's own, where it is known.
         fleet_path: A fleet file that may hold the links.
+        given: The links, where rank 0's caller knows them; takes precedence.
         measures: Whether links may be measured: no two measurements are alike to the bit,
             and so no two plans made of them. Else unknown links count as equal.
 
     Raises:
         CommunicationError: If a host can't be reached, or two can't reach each other.
+        ConfigError: If the links given are not of these hosts.
     """
     choice = _own_address(peers, address)
     own = RankFacts(
@@ -110,8 +113,10 @@ def find_network(  # noqa: PLR0913 - who asks, and what is known already
     if len({facts.host_id for facts in ranks}) == 1:
         names = rendezvous.member_ids
         return JobNetwork(topology=local_topology(tuple(names)), ranks=ranks)
-    known = _Probed(topology=_known_links(ranks) if rendezvous.rank == 0 else None)
+    known = _known(ranks, given) if rendezvous.rank == 0 else _Probed()
     known = rendezvous.broadcast("known links", known, _Probed)
+    if known.error:
+        raise ConfigError(known.error)
     topology = known.topology
     if topology is None and not measures:
         topology = equal_links(ranks)
@@ -187,6 +192,20 @@ def _own_address(peers: Sequence[str], address: str | None) -> InterfaceChoice:
         )
         raise ConfigError(msg)
     return InterfaceChoice(address=address, interface=interface, reason="was given")
+
+
+def _known(ranks: tuple[RankFacts, ...], given: Topology | None) -> _Probed:
+    """What rank 0 was told of the links, by its caller or else by a fleet file."""
+    if given is None:
+        return _Probed(topology=_known_links(ranks))
+    unknown = {facts.host_id for facts in ranks} - {host.tier_id for host in given.hosts}
+    if unknown:
+        error = (
+            f"the topology given to rank 0 lacks {', '.join(sorted(unknown))}; probe the "
+            "links anew (`geartrain probe --links`) or leave it out to have them measured"
+        )
+        return _Probed(error=error)
+    return _Probed(topology=given)
 
 
 def _known_links(ranks: tuple[RankFacts, ...]) -> Topology | None:
