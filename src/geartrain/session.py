@@ -423,7 +423,10 @@ class Session:
 
     def all_reduce_metric(self, value_sum: float, count: float) -> float:
         """Mean of a value over all devices, from each one's sum and count."""
-        return reduce_metric(self._place.groups, value_sum, count)
+        groups = self._place.groups
+        if self._trainer is None:
+            return reduce_metric(groups, value_sum, count)
+        return self._trainer.together(lambda: reduce_metric(groups, value_sum, count))
 
     # -- saving -------------------------------------------------------------------
 

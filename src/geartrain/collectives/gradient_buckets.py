@@ -90,6 +90,11 @@ class GradientBuckets:
             self._group()
             self.begin_step()
 
+    def renew(self) -> None:
+        """Take new buffers: an exchange that was given up may still write to the old."""
+        self._group()
+        self.begin_step()
+
     def _group(self) -> None:
         self._buckets.clear()
         for group in _group_parameters(self.named_parameters, self.bucket_bytes):

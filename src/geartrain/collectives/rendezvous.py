@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FIND_MISSING_S = 2.0
+_SLICE_S = 0.25
+"""How often a wait looks whether it is in vain."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class Rendezvous:
     world_size: int
     timeout_s: float
     member_ids: Sequence[str]
+    interruption: Callable[[], str | None] | None = None
+    """Why a wait is in vain, since a member was lost; None while it is not."""
     _round: int = 0
 
     def gather(
@@ -111,8 +116,12 @@ class Rendezvous:
     ) -> bytes:
         assert self.store is not None
         try:
-            left_s = max(deadline_at_s - time.monotonic(), 0.001)
-            self.store.wait([key], timedelta(seconds=left_s))
+            while not self._is_there(key, deadline_at_s):
+                reason = self.interruption() if self.interruption is not None else None
+                # What was answered before the loss still counts, on every rank.
+                if reason is not None and not self.store.check([key]):
+                    msg = f"the {topic} of all ranks will not come together: {reason}"
+                    raise CommunicationError(msg)
             return bytes(self.store.get(key))
         except (RuntimeError, ConnectionError) as error:
             msg = (
@@ -120,3 +129,20 @@ class Rendezvous:
                 f"(rank {rank}), which did not come; look at that worker's log"
             )
             raise CommunicationError(msg) from error
+
+    def _is_there(self, key: str, deadline_at_s: float) -> bool:
+        """Wait for a key for a while; False when it is to be asked again.
+
+        Raises:
+            RuntimeError: After the deadline, or if the store is gone.
+        """
+        assert self.store is not None
+        left_s = max(deadline_at_s - time.monotonic(), 0.001)
+        is_sliced = self.interruption is not None and left_s > _SLICE_S
+        try:
+            self.store.wait([key], timedelta(seconds=_SLICE_S if is_sliced else left_s))
+        except (RuntimeError, ConnectionError):
+            if not is_sliced:
+                raise
+            return bool(self.store.check([key]))  # raises where the store is gone
+        return True

@@ -184,6 +184,26 @@ class ShareLoader:
             raise ConfigError(msg)
         return move_batch(self._fetch_host(current, start, stop), self._device)
 
+    def reassign(self, view: ShareView) -> Batch:
+        """Hand the current global batch out again, by other shares.
+
+        Raises:
+            ConfigError: If none has been handed out yet.
+        """
+        before = self.current
+        self._current = current = locate_batch(
+            before.epoch, before.step_in_epoch, before.sample_indices, view
+        )
+        batch = self._fetch_host(current, current.start, current.stop)
+        self.last_batch = move_batch(batch, self._device)
+        return self.last_batch
+
+    def hand_back(self) -> None:
+        """Let the position that is saved be before the current global batch."""
+        self._epoch, self._step = self.current.epoch, self.current.step_in_epoch
+        self._num_loops += 1  # a loop that is still open must not go on
+        self._continues = True
+
     def fetch_profile_batch(self, num_samples: int) -> Batch:
         """Fetch the first samples of this epoch's order, to measure a model with.
 

@@ -40,6 +40,12 @@ def evaluate(
             "all samples; give it a loader from session.setup_dataloader(...)"
         )
         raise ConfigError(msg)
+    return trainer.together(lambda: _evaluate(trainer, loader, metric_fn))
+
+
+def _evaluate(
+    trainer: Trainer, loader: ShareLoader, metric_fn: MetricFunction
+) -> dict[str, float]:
     totals: dict[str, list[float]] = {}
     were_training = [(module, module.training) for module in trainer.model.modules()]
     trainer.sync_buffers()

@@ -18,6 +18,7 @@ from geartrain.parallel.planning import PlanningRequest, check_agreement, make_k
 from geartrain.parallel.saved_state import TrainState, send_state
 from geartrain.planner.curve_fit import predict_s
 from geartrain.planner.exchange import EXACT
+from geartrain.planner.model_profile import ModelProfile, only_devices
 from geartrain.planner.pinned_plan import without_tail
 from geartrain.units import format_bytes
 
@@ -36,6 +37,18 @@ if TYPE_CHECKING:
 _BATCHNORM_PURPOSE = "batchnorm"
 _BACKWARD_PART = 2 / 3
 """Of a micro-batch: a matrix product has two gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRates:
+    """What plans are made by when devices were lost; all lists in the same order."""
+
+    sizes: tuple[int, ...]
+    """Of the global batches that were planned for."""
+    profiles: tuple[ModelProfile, ...]
+    are_declared: tuple[bool, ...]
+    current_size: int
+    """Of the plan in force."""
 
 
 @dataclass(slots=True)
@@ -123,7 +136,8 @@ class PlanDirector:
 
     def evaluation_shares(self) -> ShareView:
         """By the plan's rates where there is a plan, else equal."""
-        weights: tuple[int, ...] = (1,) * self.place.world_size
+        left = self.place.groups.members
+        weights = tuple(int(r in left) for r in range(self.place.world_size))
         if self._keeper is not None and any(self._keeper.shares):
             weights = self._keeper.shares
         return ShareView(shares=weights, rank=self.place.rank)
@@ -137,6 +151,37 @@ class PlanDirector:
         if self._keeper is not None:
             self._keeper.observe(step_index, figures)
             self._use(self._keeper)
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether this rank's model is up to date: it took part in the last step."""
+        return self.place.rank in self._members
+
+    def known_rates(self) -> KnownRates:
+        """By what to plan for those that are left, as this rank knows it."""
+        left = {self.place.groups.device_ids[r] for r in self.place.groups.members}
+        known = {size: keeper.known_rates() for size, keeper in self._keepers.items()}
+        return KnownRates(
+            sizes=tuple(known),
+            profiles=tuple(only_devices(profile, left) for profile, _ in known.values()),
+            are_declared=tuple(is_declared for _, is_declared in known.values()),
+            current_size=self.keeper.settings.workload.global_batch_size,
+        )
+
+    def regroup(self, rates: KnownRates, holders: tuple[int, ...]) -> None:
+        """Plan anew for those that are left, and use that plan.
+
+        Args:
+            rates: Rank 0's.
+            holders: Ranks that hold the state; who takes part without is given it.
+        """
+        for size, profile, is_declared in zip(
+            rates.sizes, rates.profiles, rates.are_declared, strict=True
+        ):
+            self._keepers[size].regroup(profile, is_declared=is_declared)
+        self._members, self._next_plan = holders, None
+        self._use(self._keepers[rates.current_size])
+        self._move_residuals()
 
     def relink(self, step_index: int) -> None:
         """Links changed: plan all batch sizes anew, and open the exchanges again."""

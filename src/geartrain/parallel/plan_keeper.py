@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError
 from geartrain.parallel.tail_tickets import TailPace
-from geartrain.planner import ModelProfile, Plan, Workload
+from geartrain.planner import ComputeCurve, ModelProfile, Plan, Workload
 from geartrain.planner.correction import (
     CorrectionSettings,
     CorrectionState,
@@ -95,7 +95,7 @@ class PlanKeeper:
         rates = [0.0] * len(self.device_ids)
         samples_s = [math.inf] * len(self.device_ids)
         for member in self.member_ranks:
-            curve = self.profile.curves[member]
+            curve = self._curve(member)
             factor = factors.get(curve.device_id, 1.0)
             rates[member] = best_samples_per_s(curve) / factor
             samples_s[member] = predict_s(curve, 1) * factor
@@ -121,6 +121,39 @@ class PlanKeeper:
         """Keep with the plan how its replicas exchange gradients."""
         if self.plan.exchange != book:
             self._take(replace(self.plan, exchange=book))
+
+    def known_rates(self) -> tuple[ModelProfile, bool]:
+        """The profile as corrected by now, and whether it still is only declared."""
+        if self._corrector is None:
+            is_declared = self.settings.corrects and self.settings.is_declared
+            return self.profile, is_declared
+        return scale_profile(self.profile, self._corrector.factors), False
+
+    def regroup(self, profile: ModelProfile, *, is_declared: bool) -> None:
+        """Plan anew for the devices of a profile, the only ones left.
+
+        A given plan can't be kept without one of its devices; the new one is then
+        carried out as it stands.
+
+        Args:
+            profile: Of rank 0, so that all plan by the same rates.
+            is_declared: As of ``known_rates``.
+
+        Raises:
+            InfeasiblePlanError: If a sample does not fit on a device that must take part.
+        """
+        left = {curve.device_id for curve in profile.curves}
+        required = self.settings.workload.required_device_ids
+        workload = replace(
+            self.settings.workload,
+            required_device_ids=tuple(i for i in required if i in left),
+        )
+        self.settings = replace(self.settings, workload=workload, is_declared=is_declared)
+        self.profile = profile
+        self._corrector, self._num_seen = None, 0
+        self._take(solve(profile, workload))
+        if self.settings.corrects and not is_declared:
+            self._start()
 
     def relink(self, network: ExchangeNetwork) -> None:
         """Plan anew by the rates known, since links changed."""
@@ -164,7 +197,8 @@ class PlanKeeper:
             ConfigError: If it does not fit, or says more than can be repeated.
         """
         workload = self.settings.workload
-        check_plan(plan, self.device_ids, global_batch_size=workload.global_batch_size)
+        left = [curve.device_id for curve in self.profile.curves]
+        check_plan(plan, left, global_batch_size=workload.global_batch_size)
         if workload.uniform_micro_batches and not plan.uniform_micro_batches:
             msg = (
                 "the plan has uniform_micro_batches=false, but sync_batchnorm=True needs "
@@ -181,7 +215,7 @@ class PlanKeeper:
         """On a left-out rank now and then: a micro-batch's measured and expected time."""
         if not self.settings.corrects or step_index % _PROBE_EVERY_STEPS:
             return 0.0, 0.0
-        curve = self.profile.curves[rank]
+        curve = self._curve(rank)
         size = min(curve.micro_batch_sizes[-1], curve.max_micro_batch_size)
         expected_s = expected_compute_s(
             self.profile, curve.device_id, [size], with_optimizer=False
@@ -200,6 +234,19 @@ class PlanKeeper:
             return
         self._correct(step_index, figures)
 
+    def _curve(self, rank: int) -> ComputeCurve:
+        device_id = self.device_ids[rank]
+        return next(c for c in self.profile.curves if c.device_id == device_id)
+
+    def _figures(self, figures: Sequence[RankFigures]) -> dict[str, RankFigures]:
+        """By device, of those that the profile knows: lost ones are none of them."""
+        left = {curve.device_id for curve in self.profile.curves}
+        return {
+            device_id: figure
+            for device_id, figure in zip(self.device_ids, figures, strict=True)
+            if device_id in left
+        }
+
     def _start(self) -> None:
         self._corrector = start_correction(
             self.profile,
@@ -217,7 +264,7 @@ class PlanKeeper:
                 compute_s=figure.probe_s or figure.compute_s + figure.data_s,
                 expected_s=figure.expected_s,
             )
-            for device_id, figure in zip(self.device_ids, figures, strict=True)
+            for device_id, figure in self._figures(figures).items()
         ]
         self._corrector, decision = observe(self._corrector, observations)
         for event in decision.events:
@@ -242,7 +289,7 @@ class PlanKeeper:
             device_id: figure.compute_s / figure.expected_s
             if figure.expected_s > 0 and figure.compute_s > 0
             else typical
-            for device_id, figure in zip(self.device_ids, figures, strict=True)
+            for device_id, figure in self._figures(figures).items()
         }
         self.profile = scale_profile(self.profile, factors)
         self._take(solve(self.profile, self.settings.workload))

@@ -114,7 +114,8 @@ def check_agreement(groups: RankGroups, plan: Plan) -> None:
         CommunicationError: On all ranks, if not; it names those that differ from rank 0.
     """
     found = groups.rendezvous.gather("plan", plan.fingerprint, str)
-    different = [groups.device_ids[r] for r, f in enumerate(found) if f != found[0]]
+    names = groups.rendezvous.member_ids
+    different = [names[r] for r, f in enumerate(found) if f != found[0]]
     if different:
         msg = (
             f"{', '.join(different)} got another plan than {groups.device_ids[0]}; "

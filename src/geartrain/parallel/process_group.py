@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
@@ -54,9 +54,14 @@ class RankGroups:
     )
     _exchanges: dict[tuple[str, tuple[int, ...]], Collective] = field(default_factory=dict)
     _failures: int = 0
+    members: tuple[int, ...] = ()
+    """Ranks that are left, rising; all at first."""
+    generation: int = 0
+    """How often the members have gathered anew, failed attempts included."""
     rendezvous: Rendezvous = field(init=False)
 
     def __post_init__(self) -> None:
+        self.members = self.members or tuple(range(self.world_size))
         self.rendezvous = Rendezvous(
             store=self.store,
             rank=self.rank,
@@ -117,6 +122,8 @@ class RankGroups:
         members = tuple(sorted(ranks)) if ranks is not None else self._everyone
         if len(members) == 1 or self.world_size == 1:
             return None
+        if self.generation and self.rank not in members:
+            return None
         return self._torch_collective(purpose, members).process_group
 
     def collect_last_waits(self, wait_s: float) -> list[float]:
@@ -132,9 +139,10 @@ class RankGroups:
         with contextlib.suppress(RuntimeError, ConnectionError):
             self.store.set(f"last_wait/{self.rank}", str(wait_s))
             if self.rank == 0:
-                keys = [f"last_wait/{r}" for r in range(self.world_size)]
-                self.store.wait(keys, timedelta(seconds=_LAST_WAIT_S))
-                waits_s = [float(self.store.get(key)) for key in keys]
+                keys = {r: f"last_wait/{r}" for r in self.members}
+                self.store.wait(list(keys.values()), timedelta(seconds=_LAST_WAIT_S))
+                for r, key in keys.items():
+                    waits_s[r] = float(self.store.get(key))
         return waits_s
 
     def leave(self) -> None:
@@ -146,18 +154,56 @@ class RankGroups:
         if self.owns_default_group and dist.is_initialized():
             dist.destroy_process_group()
 
+    def regroup(
+        self,
+        ranks: tuple[int, ...],
+        generation: int,
+        hub: ExchangeHub,
+        collective: Collective | None,
+    ) -> None:
+        """Go on among those that are left; groups and exchanges of before are dropped.
+
+        Args:
+            ranks: Those that are left, rising.
+            generation: Larger than any before.
+            hub: Of these ranks.
+            collective: The exchange of them all that it has opened; None for one rank.
+        """
+        assert self.store is not None
+        before, interruption = self.hub, self.rendezvous.interruption
+        self.members, self.generation, self.hub = ranks, generation, hub
+        self._groups.clear()
+        self._exchanges.clear()
+        if collective is not None:
+            self._exchanges["gradients", ranks] = collective
+        self.rendezvous = Rendezvous(
+            store=PrefixStore(f"generation/{generation}", self.store),
+            rank=ranks.index(self.rank),
+            world_size=len(ranks),
+            timeout_s=self.timeout_s,
+            member_ids=tuple(self.device_ids[r] for r in ranks),
+            interruption=interruption,
+        )
+        if before is not None:
+            before.close()
+
     @property
     def _everyone(self) -> tuple[int, ...]:
-        return tuple(range(self.world_size))
+        return self.members
 
     def _torch_collective(self, purpose: str, members: tuple[int, ...]) -> TorchCollective:
         key = (purpose, members)
         if key not in self._groups:
-            self._groups[key] = self._make(members, is_first=not self._groups)
+            self._groups[key] = self._make(members, purpose, is_first=not self._groups)
         return self._groups[key]
 
-    def _make(self, members: tuple[int, ...], *, is_first: bool) -> TorchCollective:
-        if members == self._everyone and is_first:
+    def _make(
+        self, members: tuple[int, ...], purpose: str, *, is_first: bool
+    ) -> TorchCollective:
+        group: dist.ProcessGroup | None
+        if self.generation:
+            group = self._make_among_survivors(members, purpose)
+        elif members == self._everyone and is_first:
             group = dist.group.WORLD
         else:
             timeout = timedelta(seconds=self.timeout_s)
@@ -168,6 +214,21 @@ class RankGroups:
         collective = TorchCollective(group, names, self.timeout_s)
         collective.find_missing = self._find_missing
         return collective
+
+    def _make_among_survivors(
+        self, members: tuple[int, ...], purpose: str
+    ) -> dist.ProcessGroup:
+        """A Gloo group that torch.distributed knows nothing of: it would ask the lost."""
+        assert self.store is not None
+        name = f"{purpose}/{'-'.join(map(str, members))}"
+        with lost_peers(f"making the group of ranks {members}"):
+            group: Any = dist.ProcessGroupGloo(
+                PrefixStore(f"generation/{self.generation}/group/{name}", self.store),
+                members.index(self.rank),
+                len(members),
+                timedelta(seconds=self.timeout_s),
+            )
+        return cast("dist.ProcessGroup", group)
 
     def _find_missing(self) -> list[str]:
         self._failures += 1

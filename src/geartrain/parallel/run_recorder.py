@@ -59,6 +59,7 @@ class RunRecorder:
     run_dir: Path | None = None
     _writer: RunLogWriter | None = None
     _held: StepFacts | None = field(default=None)
+    _lost: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.run_dir is not None:
@@ -92,6 +93,10 @@ class RunRecorder:
         )
         self._writer.add_event(event)
 
+    def lose(self, ranks: Sequence[int]) -> None:
+        """Write no more steps of these ranks, from the step under way on."""
+        self._lost.update(ranks)
+
     def write_plan(self, plan: Plan) -> None:
         """Keep ``plan.json`` the plan in force, so that it can be given to a later run."""
         if self._writer is None or self.run_dir is None:
@@ -123,6 +128,9 @@ class RunRecorder:
         if self._writer is None:
             return
         exchanges = following or [RankFigures()] * len(facts.figures)
+        # How long lost ranks waited in their last step will never be known.
+        least_s = min(w for r, w in enumerate(waits_s) if r not in self._lost)
+        waits_s = [least_s if r in self._lost else w for r, w in enumerate(waits_s)]
         splits = split_waits(waits_s)
         self._writer.add_steps(
             [
@@ -141,8 +149,9 @@ class RunRecorder:
                     exchange_s=exchange.exchange_s,
                     exchange_predicted_s=exchange.exchange_predicted_s,
                 )
-                for device_id, figures, exchange, (comm_s, idle_s) in zip(
-                    self.device_ids, facts.figures, exchanges, splits, strict=True
+                for rank, (device_id, figures, exchange, (comm_s, idle_s)) in enumerate(
+                    zip(self.device_ids, facts.figures, exchanges, splits, strict=True)
                 )
+                if rank not in self._lost or figures.compute_s > 0
             ]
         )

@@ -63,27 +63,33 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup)
         tensor.copy_(host)
 
 
-def broadcast_bytes(data: torch.Tensor | None, group: dist.ProcessGroup) -> torch.Tensor:
-    """Send a uint8 tensor of a size only rank 0 knows.
+def broadcast_bytes(
+    data: torch.Tensor | None, group: dist.ProcessGroup, source: int = 0
+) -> torch.Tensor:
+    """Send a uint8 tensor of a size that only its sender knows.
 
     Args:
-        data: On rank 0 the bytes, shape (num_bytes,); elsewhere None.
-        group: A group with rank 0 in it.
+        data: On the sender the bytes, shape (num_bytes,); elsewhere None.
+        group: Of the sender and those that receive.
+        source: The sender's position in the group.
 
     Returns:
         The bytes, on every member.
     """
     size = torch.tensor([0 if data is None else data.numel()], dtype=torch.int64)
-    _broadcast(size, group)
+    _broadcast(size, group, source)
     if data is None:
         data = torch.empty(int(size), dtype=torch.uint8)
-    _broadcast(data, group)
+    _broadcast(data, group, source)
     return data
 
 
-def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> None:
+    options = dist.BroadcastOptions()
+    options.rootRank = source  # a position: rank 0 is the first of every group
     with lost_peers("sending rank 0's state"):
-        dist.broadcast(tensor, src=0, group=group)
+        # The group's own call, since one of survivors is not known to torch.distributed.
+        group.broadcast([tensor], options).wait()
 
 
 def _named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

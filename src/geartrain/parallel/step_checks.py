@@ -59,15 +59,19 @@ def check_still_frozen(frozen: Iterable[tuple[str, torch.nn.Parameter]]) -> None
             raise ConfigError(msg)
 
 
-def check_same_plan(ranks: Sequence[RankFigures]) -> None:
+def check_same_plan(ranks: Sequence[RankFigures], members: Sequence[int]) -> None:
     """Check that all ranks computed by the same plan.
+
+    Args:
+        ranks: Figures of all ranks.
+        members: Those that are left.
 
     Raises:
         CommunicationError: On all ranks, if not.
     """
-    codes = {figures.plan_code for figures in ranks}
+    codes = {ranks[r].plan_code for r in members}
     if len(codes) > 1:
-        by_rank = [f"rank {r}: {int(f.plan_code):08x}" for r, f in enumerate(ranks)]
+        by_rank = [f"rank {r}: {int(ranks[r].plan_code):08x}" for r in members]
         msg = (
             f"the ranks carry out different plans ({', '.join(by_rank)}); the step was "
             "not applied. Start all workers with the same script, plan and version"

@@ -87,7 +87,11 @@ class StepEngine:
     _frozen: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
     _buckets: GradientBuckets | None = None
     _scaler: torch.amp.GradScaler | None = None
+    members: tuple[int, ...] = ()
+    """Ranks that are left; all of the world at first."""
+    _num_ranks: int = 0
     _layout: TrailerLayout | None = None
+    _last_vector: torch.Tensor | None = None
     _num_samples: int = 0
     _nominal: float = 1.0
     """What sums are divided by until the true counts are known."""
@@ -111,7 +115,9 @@ class StepEngine:
             self._scaler = torch.amp.GradScaler(device_type)
             # It makes its scale at the first loss, which a rank without samples never has.
             self._scaler.scale(torch.zeros((), device=device_type))
-        if self.world.num_members > 1:
+        self._num_ranks = self.world.num_members
+        self.members = self.members or tuple(range(self._num_ranks))
+        if self._num_ranks > 1:
             self._make_buckets()
 
     @property
@@ -245,21 +251,39 @@ class StepEngine:
             self.residuals.end_step(applied=not skipped)
         self.synchronize()
         self._optimizer_s = time.perf_counter() - exchanged_at_s
-        losses = {
-            name: total / trailer.counts[name] if trailer.counts[name] else 0.0
-            for name, total in trailer.loss_sums.items()
-        }
-        return StepOutcome(
-            loss=sum(losses.values()),
-            trailer=trailer,
-            grad_norm=grad_norm,
-            skipped=skipped,
-            term_losses=losses,
-        )
+        return _outcome(trailer, grad_norm, skipped=skipped)
 
     def abandon(self) -> None:
         """Close an open step without an update (an error in the user's code)."""
         self._open = False
+
+    @property
+    def last_vector(self) -> torch.Tensor | None:
+        """What the last step that was applied here came to, for who has not applied it."""
+        return self._last_vector
+
+    def outcome_of(self, vector: torch.Tensor) -> StepOutcome:
+        """A step that others have applied, and whose state this rank was given.
+
+        Args:
+            vector: Their ``last_vector``.
+        """
+        assert self._layout is not None, "a step that others finished was begun here too"
+        self._last_vector = vector
+        return _outcome(self._layout.unpack(vector), None, skipped=False)
+
+    def regroup(self, world: Collective, members: tuple[int, ...]) -> None:
+        """Go on among those that are left; gradients held are lost.
+
+        Args:
+            world: All of them.
+            members: Their ranks.
+        """
+        self.world, self.members = world, members
+        self.gradient_group = None
+        self._open = False
+        if self._buckets is not None:
+            self._buckets.renew()
 
     # -- backward ---------------------------------------------------------------
 
@@ -333,8 +357,9 @@ class StepEngine:
             self._buckets.wait()
         pending.wait()
         trailer = layout.unpack(vector)
-        check_same_plan(trailer.ranks)
+        check_same_plan(trailer.ranks, self.members)
         check_sums(trailer, self._num_samples, self._known_counts)
+        self._last_vector = vector
         return trailer
 
     def _agree_layout(self) -> TrailerLayout:
@@ -344,7 +369,7 @@ class StepEngine:
             self._layout = TrailerLayout(
                 term_names=names,
                 num_parameters=len(self._named),
-                world_size=self.world.num_members,
+                world_size=self._num_ranks,
             )
         return self._layout
 
@@ -417,3 +442,17 @@ def _total(values: list[torch.Tensor]) -> float:
     if not values:
         return 0.0
     return float(torch.stack([v.to(torch.float64).reshape(()) for v in values]).sum())
+
+
+def _outcome(trailer: Trailer, grad_norm: float | None, *, skipped: bool) -> StepOutcome:
+    losses = {
+        name: total / trailer.counts[name] if trailer.counts[name] else 0.0
+        for name, total in trailer.loss_sums.items()
+    }
+    return StepOutcome(
+        loss=sum(losses.values()),
+        trailer=trailer,
+        grad_norm=grad_norm,
+        skipped=skipped,
+        term_losses=losses,
+    )

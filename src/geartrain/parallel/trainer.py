@@ -6,18 +6,19 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
+from torch._C._distributed_c10d import PrefixStore
 
 from geartrain.collectives.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
 from geartrain.collectives.job_network import probe_again
 from geartrain.data.batch_split import batch_size_of
 from geartrain.data.sampler import ShareView
-from geartrain.errors import ConfigError, TrainingStopped
+from geartrain.errors import CommunicationError, ConfigError, TrainingStopped
 from geartrain.parallel.dropout import convert_dropout
 from geartrain.parallel.link_watch import (
     StepWatch,
@@ -28,6 +29,7 @@ from geartrain.parallel.link_watch import (
 from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
+from geartrain.parallel.regroup import Regrouper
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
 from geartrain.parallel.saved_state import TrainState, load_state, save_state
@@ -39,6 +41,7 @@ from geartrain.parallel.state_sync import (
 )
 from geartrain.parallel.step_engine import EngineSettings, StepEngine, StepOutcome
 from geartrain.parallel.step_work import MicroBatch, StepWork, check_share, sample_context
+from geartrain.parallel.survivors import Survivors
 from geartrain.parallel.tail_tickets import TailTickets
 from geartrain.parallel.trailer import RankFigures
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
     from geartrain.parallel.ranks import RankPlace
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -88,6 +93,9 @@ class Trainer:
     _read_s: float = 0.0
     _watch: StepWatch | None = None
     _finished_at_s: float = 0.0
+    _regrouper: Regrouper | None = None
+    _is_step_open: bool = False  # until it is applied
+    _last_loss: float = 0.0
 
     def __post_init__(self) -> None:
         self._install_stop_handler()
@@ -97,6 +105,7 @@ class Trainer:
             run_dir=run_dir if self.place.rank == 0 else None,
         )
         self.place.groups.hub = self._make_hub()
+        survivors = self._make_survivors()
         self.model = self._prepare_model()
         self.calls = ModelCalls(
             model=self.model,
@@ -118,6 +127,17 @@ class Trainer:
             recorder=self._recorder,
             state=self._state,
         )
+        if survivors is not None:
+            self._regrouper = Regrouper(
+                survivors=survivors,
+                groups=self.place.groups,
+                director=self.director,
+                engine=self._engine,
+                recorder=self._recorder,
+                state=self._state,
+                run_dir=run_dir if self.place.rank == 0 else None,
+            )
+            survivors.on_gathered = self._regrouper.report
 
     # -- what the session asks ----------------------------------------------------
 
@@ -126,7 +146,7 @@ class Trainer:
         if self.is_evaluating:
             return self.director.evaluation_shares()
         planned_at_s = self.director.planned_at_s
-        view = self.director.assign(loader)
+        view = self._together(lambda: self._assign(loader))
         if self.director.planned_at_s != planned_at_s:
             self._finished_at_s = self.director.planned_at_s  # no step took that time
         if loader not in self._loaders:
@@ -137,8 +157,19 @@ class Trainer:
     def step(self, batch: Any) -> float:  # Any: the user's batch
         """Make one optimizer step; see ``Session.step``."""
         self.calls.require_loss()  # also where this rank's share is empty
+        first = self.step_index
+        while True:
+            try:
+                return self._make_step(batch)
+            except CommunicationError as error:
+                batch = self._do_again(error, batch)
+                if self.step_index > first:  # it had been applied, here or elsewhere
+                    return self._last_loss
+
+    def _make_step(self, batch: Any) -> float:  # Any: the user's batch
         try:
             for micro in self._open(batch):
+                self._check_members()
                 with self._context(micro):
                     terms = self.calls.loss_terms(micro.batch)
                     self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
@@ -150,7 +181,8 @@ class Trainer:
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:  # Any: the user's batch
         """Open a step for an own forward; see ``Session.micro_batches``."""
-        self._work = self._open(batch)
+        with self._own_forward():
+            self._work = self._open(batch)
         try:
             for micro in self._work:
                 self._micro = micro
@@ -176,7 +208,9 @@ class Trainer:
             )
             raise ConfigError(msg)
         self._micro = None
-        self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
+        with self._own_forward():
+            self._check_members()
+            self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
         self._sizes.append(micro.num_samples)
 
     def optimizer_step(self) -> float:
@@ -187,7 +221,19 @@ class Trainer:
                 "session.micro_batches(batch) to its end first"
             )
             raise ConfigError(msg)
-        return self._close()
+        with self._own_forward():
+            return self._close()
+
+    def together(self, operation: Callable[[], T]) -> T:
+        """Do what needs all ranks; again with those left, where one is lost meanwhile.
+
+        Raises:
+            CommunicationError: If the others can't go on.
+        """
+        result = self._together(operation)
+        if self._regrouper is not None:
+            self._regrouper.num_together += 1
+        return result
 
     def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
         """Save everything on rank 0; see ``Session.save``."""
@@ -215,6 +261,10 @@ class Trainer:
 
     def close(self, *, gather_waits: bool) -> None:
         """Write the last step's records."""
+        if self._regrouper is not None:
+            if gather_waits:
+                self._regrouper.say_goodbye(self.step_index)
+            self._regrouper.close()
         waits_s = [self._engine.last_wait_s] * self.place.world_size
         if gather_waits:
             waits_s = self.place.groups.collect_last_waits(self._engine.last_wait_s)
@@ -226,6 +276,9 @@ class Trainer:
     def _open(self, batch: Any) -> Iterator[MicroBatch]:
         self._sizes, self._read_s = [], 0.0
         self._num_opened += 1
+        self._is_step_open = True
+        if self._regrouper is not None:
+            self._regrouper.begin_step(self.step_index)
         seed_step(self.settings.seed, self.step_index, self.place.rank)
         loader = self._loader_of(batch)
         if loader is None:
@@ -306,12 +359,19 @@ class Trainer:
         )
         self._recorder.add_step(facts)
         self._step_scheduler(outcome.loss)
-        self.step_index += 1
+        self._count_step(outcome)
         if outcome.trailer.stop_requested:
             self._stop()
         if self.active_loader is not None:
             self.director.observe(self.step_index, facts.figures)
             self._watch_links(facts.figures)
+
+    def _count_step(self, outcome: StepOutcome) -> None:
+        self.step_index += 1
+        self._last_loss = outcome.loss
+        self._is_step_open = False
+        if self._regrouper is not None:
+            self._regrouper.applied(self.step_index)
 
     def _watch_links(self, figures: Sequence[RankFigures]) -> None:
         """Measure links again that are off, and plan anew if they changed."""
@@ -378,7 +438,7 @@ class Trainer:
         if not tail or store is None:
             return None
         tickets = TailTickets(
-            store=store,
+            store=PrefixStore(f"tickets/{self.place.groups.generation}", store),
             step=self._num_opened,
             num_samples=tail,
             pace=self.director.keeper.tail_pace(self.place.rank),
@@ -387,6 +447,95 @@ class Trainer:
         if self.place.rank == 0:
             tickets.forget_old()
         return tickets
+
+    # -- after a loss -------------------------------------------------------------------
+
+    def _check_members(self) -> None:
+        if self._regrouper is not None:
+            self._regrouper.survivors.check()
+
+    def _assign(self, loader: ShareLoader) -> ShareView:
+        if self.director.plan is not None:
+            self._check_members()
+        return self.director.assign(loader)
+
+    def _together(self, operation: Callable[[], T]) -> T:
+        while True:
+            try:
+                return operation()
+            except CommunicationError as error:
+                self._go_on(error)
+
+    def _do_again(self, error: CommunicationError, batch: Any) -> Any:
+        """Go on with those that are left; returns this rank's new part of the batch."""
+        loader, steps_before = self.active_loader, self.step_index
+        if self._regrouper is None or loader is None:
+            raise error
+        if self._is_step_open and batch is not loader.last_batch:
+            self._give_up(
+                error,
+                "the batch is not as the loader handed it out, and other devices' parts "
+                "of it can't be read; transform in the dataset or collate_fn",
+            )
+        was_open = self._is_step_open
+        self._go_on(error)
+        if not was_open or self.step_index > steps_before:
+            return batch
+        self.director.switch_to(loader)
+        return loader.reassign(self.director.keeper.share_view(self.place.rank))
+
+    def _go_on(self, error: CommunicationError) -> None:
+        """Come back in step with those that are left, or raise why that can't be."""
+        regrouper = self._regrouper
+        if regrouper is None or self.director.plan is None:
+            raise error
+        if self.settings.sync_batchnorm:
+            self._give_up(error, "synchronized BatchNorm belongs to all devices")
+        regrouper.buffers.restore()
+        outcome = regrouper.settle(error, self.step_index)
+        self._num_opened = 0
+        self._watch = None  # links are watched among all ranks or not at all
+        if outcome is not None:
+            facts = StepFacts(
+                step=self.step_index,
+                at_s=time.time(),
+                step_s=time.time() - self._finished_at_s,
+                loss=outcome.loss,
+                figures=tuple(outcome.trailer.ranks),
+            )
+            self._finished_at_s = facts.at_s
+            self._recorder.add_step(facts)
+            self._count_step(outcome)
+            if outcome.trailer.stop_requested:
+                self._stop()
+
+    @contextmanager
+    def _own_forward(self) -> Iterator[None]:
+        try:
+            yield
+        except CommunicationError as error:
+            self._engine.abandon()
+            if self._regrouper is None or self.director.plan is None:
+                raise
+            self._give_up(error, "only the script can run its own forward again")
+
+    def _give_up(self, error: CommunicationError, why: str) -> NoReturn:
+        """Save the state before the step, and raise what to do with it."""
+        regrouper = self._regrouper
+        assert regrouper is not None
+        assert self.spec is not None
+        regrouper.buffers.restore()
+        gathering = regrouper.gather(error, self.step_index)
+        if self._is_step_open and self.active_loader is not None:
+            self.active_loader.hand_back()
+        path = Path(self.spec.run_dir) / "checkpoint"
+        self.save(path, self.positions())
+        msg = (
+            f"{gathering.reason}. The step was not applied and can't be done again: {why}. "
+            f"The state after {self.step_index} steps is in {path}; start again and "
+            "session.load() it: nothing is lost"
+        )
+        raise CommunicationError(msg) from error
 
     # -- set-up -------------------------------------------------------------------------
 
@@ -413,6 +562,19 @@ class Trainer:
             ranks = [r for r, name in enumerate(groups.device_ids) if name in members]
             hub.pin(ranks, pinned.exchange)
         return hub
+
+    def _make_survivors(self) -> Survivors | None:
+        """Who is left is followed where the launcher goes on without a lost worker."""
+        groups, spec = self.place.groups, self.spec
+        if groups.hub is None or groups.store is None or spec is None:
+            return None
+        if spec.on_loss == "stop" or spec.mode == "plan":
+            return None
+        survivors = Survivors(
+            groups.store, groups.rank, groups.hub, min_devices=spec.min_devices
+        )
+        groups.rendezvous.interruption = survivors.interruption
+        return survivors
 
     def _make_watch(self) -> StepWatch | None:
         """Links are watched where there are any and plans may follow them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from geartrain.errors import ConfigError
 
@@ -44,6 +44,10 @@ class WorkerSpec:
     """Change of a device's rate that triggers a re-plan."""
     tail_fraction: float = 0.0
     """Part of the global batch left to whoever is free at the end of a step."""
+    on_loss: Literal["continue", "stop"] = "stop"
+    """continue: those that are left go on where another worker was lost."""
+    min_devices: int = 1
+    """With fewer left the run ends."""
     torch_threads: int | None = 1
     """Intra-op threads; None keeps torch's default."""
     schema_version: int = 1
@@ -52,6 +56,31 @@ class WorkerSpec:
         if not 0 <= self.rank < self.world_size:
             msg = f"rank={self.rank} must lie in 0..{self.world_size - 1}"
             raise ConfigError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoingOn:
+    """Says, in the run directory, that a lost worker does not end the run by now.
+
+    Before the first plan is made, and after the session was closed, it does.
+    """
+
+    FILE_NAME: ClassVar[str] = "survivors.json"
+
+    since_step: int
+    schema_version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoss:
+    """A worker that the others go on without, in ``lost-RANK.json``, written by rank 0."""
+
+    rank: int
+    device_id: str
+    at_s: float
+    step: int
+    reason: str
+    schema_version: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from geartrain.errors import ConfigError
 from geartrain.planner.exchange.request import HostGroupKind
@@ -45,6 +46,8 @@ class ComputeCurve:
     spread_fraction: float = 0.0
     """Largest (max - min) / median over the repeats of a point."""
     memory: MemoryCurve | None = None
+    backward_fraction: float = 2 / 3
+    """Backward's part of the time. Where not measured: a matrix product has two gradients."""
 
     def __post_init__(self) -> None:
         if len(self.micro_batch_sizes) != len(self.seconds) or not self.seconds:
@@ -64,6 +67,12 @@ class ComputeCurve:
             raise ConfigError(msg)
         if min(self.seconds) <= 0:
             msg = f"{self.device_id}: times {self.seconds} must be > 0; profile again"
+            raise ConfigError(msg)
+        if not 0 <= self.backward_fraction <= 1:
+            msg = (
+                f"{self.device_id}: backward_fraction={self.backward_fraction} must lie in "
+                "0..1; profile again"
+            )
             raise ConfigError(msg)
         if self.max_micro_batch_size < 1:
             msg = (
@@ -103,8 +112,14 @@ class ExchangeNetwork:
     host_group: HostGroupKind = "lone"
     core_fraction: float = 1.0
     """Processor cores that each host has for the exchange."""
+    num_buckets: int = 8
+    """Parts in which gradients are exchanged while backward fills the next ones; 1: only
+    after backward."""
 
     def __post_init__(self) -> None:
+        if self.num_buckets < 1:
+            msg = f"exchange network: num_buckets={self.num_buckets} must be >= 1"
+            raise ConfigError(msg)
         if len(self.device_ids) != len(self.host_ids):
             msg = (
                 f"exchange network: {len(self.device_ids)} devices on "
@@ -152,3 +167,13 @@ class Workload:
                 f"{self.global_batch_size}, the global batch size"
             )
             raise ConfigError(msg)
+
+
+def only_devices(profile: ModelProfile, device_ids: Collection[str]) -> ModelProfile:
+    """The profile of some of its devices; what is known of exchanges stays."""
+    kept = [i for i, c in enumerate(profile.curves) if c.device_id in device_ids]
+    return replace(
+        profile,
+        curves=tuple(profile.curves[i] for i in kept),
+        optimizer_s=tuple(profile.optimizer_s[i] for i in kept if profile.optimizer_s),
+    )
