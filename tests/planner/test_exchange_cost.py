@@ -61,7 +61,7 @@ def test_devices_that_cost_more_exchange_than_they_give_are_left_out() -> None:
     plan = solve(profile, Workload(global_batch_size=60))
 
     assert [replica.device_id for replica in plan.replicas] == ["d0", "d1", "d2"]
-    assert plan.predicted_exchange_s == exchange_s(profile, DEVICES[:3])
+    assert plan.predicted_whole_exchange_s == exchange_s(profile, DEVICES[:3])
 
 
 def test_the_explanation_shows_algorithm_shares_bound_refusals_and_gain() -> None:

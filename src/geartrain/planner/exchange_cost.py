@@ -6,10 +6,12 @@ import math
 from collections.abc import Collection, Iterable
 
 from geartrain.errors import ConfigError
-from geartrain.planner.exchange.choice import choose
+from geartrain.planner.exchange.choice import choose, choose_among
 from geartrain.planner.exchange.fabric import place
 from geartrain.planner.exchange.request import ExchangeRequest
+from geartrain.planner.exchange.ways import Ways
 from geartrain.planner.model_profile import ExchangeNetwork, ModelProfile
+from geartrain.planner.overlap import NO_EXCHANGE, Overlap
 
 _RATES_PER_DECADE = 25
 """Hosts whose rates differ by less than a tenth are added to an exchange together."""
@@ -46,6 +48,25 @@ def exchange_s(profile: ModelProfile, member_ids: Collection[str]) -> float:
         return choose(request).predicted_s
     costs_s = device_costs_s(profile)
     return max(costs_s[device_id] for device_id in member_ids)
+
+
+def exchange_overlap(profile: ModelProfile, member_ids: Collection[str]) -> Overlap:
+    """One exchange among these devices, and how much of it may be hidden.
+
+    Known links tell what a bucket takes. Without them nothing is said to be hidden: what
+    was measured is then the whole exchange, within a host mostly.
+    """
+    if len(member_ids) < 2:  # noqa: PLR2004 - it takes two to exchange
+        return NO_EXCHANGE
+    request = exchange_request(profile, member_ids)
+    if request is None or profile.network is None:
+        whole_s = exchange_s(profile, member_ids)
+        return Overlap(whole_s=whole_s, last_s=whole_s)
+    ways = Ways(request)
+    whole_s = choose_among(ways, request.policy, request.num_bytes).predicted_s
+    bucket_bytes = math.ceil(request.num_bytes / profile.network.num_buckets)
+    last_s = choose_among(ways, request.policy, bucket_bytes).predicted_s
+    return Overlap(whole_s=whole_s, last_s=min(last_s, whole_s))
 
 
 def exchange_request(

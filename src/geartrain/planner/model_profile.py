@@ -47,7 +47,7 @@ class ComputeCurve:
     """Largest (max - min) / median over the repeats of a point."""
     memory: MemoryCurve | None = None
     backward_fraction: float = 2 / 3
-    """Backward's part of the time. Where not measured: a matrix product has two gradients."""
+    """Backward's part of the time; the default: a matrix product has two gradients."""
 
     def __post_init__(self) -> None:
         if len(self.micro_batch_sizes) != len(self.seconds) or not self.seconds:

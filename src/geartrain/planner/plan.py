@@ -63,6 +63,9 @@ class Plan:
     uniform_micro_batches: bool = False
     predicted_step_s: float = 0.0
     predicted_exchange_s: float = 0.0
+    """What of the exchange no backward pass hides."""
+    predicted_whole_exchange_s: float = 0.0
+    """The whole exchange, its hidden part included."""
     bound_step_s: float = 0.0
     """global_batch_size / sum of the devices' best samples per second."""
     imbalance_fraction: float = 0.0

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from geartrain.planner.compute_time import share_s
+from geartrain.planner.compute_time import last_micro_batch_s, share_s
 from geartrain.planner.curve_fit import best_samples_per_s
-from geartrain.planner.exchange_cost import exchange_s
+from geartrain.planner.exchange_cost import exchange_overlap
 from geartrain.planner.model_profile import ComputeCurve, ModelProfile
+from geartrain.planner.overlap import Overlap
 from geartrain.planner.plan import Plan, Replica
 
 
@@ -17,7 +18,9 @@ def predict(plan: Plan, profile: ModelProfile) -> Plan:
     """The same assignment, with this profile's predictions.
 
     Compute is forward, backward and the optimizer, as ``StepRecord.compute_s`` counts
-    it. A tail shared by whoever is free adds its samples at all members' best speed.
+    it. The exchange counts as far as no backward pass hides it. A tail shared by whoever
+    is free adds its samples at all members' best speed, and hides nothing: who runs the
+    last micro-batch is not known.
 
     Raises:
         KeyError: If the plan names a device the profile lacks; ``check_plan`` finds
@@ -35,18 +38,41 @@ def predict(plan: Plan, profile: ModelProfile) -> Plan:
         for replica in plan.replicas
     )
     members = [replica.device_id for replica in replicas]
-    gradient_s = exchange_s(profile, members)
+    overlap = planned_overlap(profile, members, plan.tail_samples)
     times_s = [replica.predicted_compute_s for replica in replicas]
+    done_s = max(
+        replica.predicted_compute_s
+        + overlap.exposed_s(_last_backward_s(replica, curves[replica.device_id], plan))
+        for replica in replicas
+    )
     limit = plan.global_batch_size
     tail_s = plan.tail_samples / total_samples_per_s([curves[i] for i in members], limit)
     return dataclasses.replace(
         plan,
         stages=(dataclasses.replace(plan.stages[0], replicas=replicas),),
-        predicted_step_s=max(times_s) + tail_s + gradient_s,
-        predicted_exchange_s=gradient_s,
+        predicted_step_s=done_s + tail_s,
+        predicted_exchange_s=done_s - max(times_s),
+        predicted_whole_exchange_s=overlap.whole_s,
         bound_step_s=limit / total_samples_per_s(profile.curves, limit),
         imbalance_fraction=_imbalance_fraction(times_s),
     )
+
+
+def planned_overlap(
+    profile: ModelProfile, member_ids: Sequence[str], tail_samples: int
+) -> Overlap:
+    """The exchange among these devices, in a plan with or without a tail."""
+    overlap = exchange_overlap(profile, member_ids)
+    if tail_samples:
+        return Overlap(whole_s=overlap.whole_s, last_s=overlap.whole_s)
+    return overlap
+
+
+def _last_backward_s(replica: Replica, curve: ComputeCurve, plan: Plan) -> float:
+    num_uniform = replica.num_micro_batches if plan.uniform_micro_batches else 0
+    size = replica.micro_batch_size
+    last_s = last_micro_batch_s(curve, replica.share, size, num_uniform)
+    return curve.backward_fraction * last_s
 
 
 def _predict_replica(

@@ -1,17 +1,19 @@
 """The exact planner: least step time over shares, micro-batches and members.
 
-A step lasts as long as the slowest member computes, plus the exchange among the
-members. The exchange of a set costs what its most expensive member makes it cost, so
-for each such cost the best set is among the devices that cost no more ("threshold
-sets"): trying every threshold is exact, and there are at most as many as devices.
+A step lasts as long as the slowest member computes, plus what of the exchange among the
+members its last backward does not hide (see ``overlap``). The exchange of a set costs
+what its most expensive member makes it cost, so for each such cost the best set is among
+the devices that cost no more ("threshold sets"): trying every threshold is exact, and
+there are at most as many as devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -35,8 +37,9 @@ from geartrain.planner.curve_fit import (
 )
 from geartrain.planner.exchange_cost import device_costs_s
 from geartrain.planner.model_profile import ComputeCurve, ModelProfile, Workload
+from geartrain.planner.overlap import NO_EXCHANGE, Overlap
 from geartrain.planner.plan import Plan, Replica, Stage
-from geartrain.planner.prediction import optimizer_times_s, predict
+from geartrain.planner.prediction import optimizer_times_s, planned_overlap, predict
 from geartrain.units import format_bytes
 
 DENSE_COUNTS = 256
@@ -53,7 +56,16 @@ class _Choice:
 
     step_s: float
     member_ids: tuple[str, ...]
+    overlap: Overlap
     num_uniform: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Threshold:
+    """Devices that make an exchange cost no more than so much."""
+
+    overlap: Overlap
+    members: tuple[ComputeCurve, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +77,18 @@ class _Problem:
     num_samples: int
     required: frozenset[str]
     update_s: dict[str, float]
-    cost_s: dict[str, float]
+    thresholds: tuple[_Threshold, ...]
 
-    def floor_s(self, num_uniform: int = 0) -> float:
-        """What required devices take also without samples: optimizer and ghosts."""
-        return max(
-            self.update_s[curve.device_id] + num_uniform * predict_s(curve, 1)
-            for curve in self.curves
-            if curve.device_id in self.required
-        )
+    def floor_s(self, overlap: Overlap, num_uniform: int = 0) -> float:
+        """What required devices take also without samples: optimizer, ghosts, exchange."""
+        floors_s = []
+        for curve in self.curves:
+            if curve.device_id in self.required:
+                ghost_s = predict_s(curve, 1) if num_uniform else 0.0
+                exposed_s = overlap.exposed_s(curve.backward_fraction * ghost_s)
+                update_s = self.update_s[curve.device_id]
+                floors_s.append(update_s + num_uniform * ghost_s + exposed_s)
+        return max(floors_s)
 
 
 def solve(profile: ModelProfile, workload: Workload) -> Plan:
@@ -98,8 +113,11 @@ def solve(profile: ModelProfile, workload: Workload) -> Plan:
     if workload.uniform_micro_batches:
         choice = _choose_uniform(problem)
     else:
-        tables = _tables(problem, _upper_bound_s(problem), problem.num_samples)
-        choice = _best_threshold(problem, tables)
+        within_s = _upper_bound_s(problem)
+        choice = _best_threshold(
+            problem,
+            lambda overlap: _tables(problem, within_s, problem.num_samples, overlap),
+        )
     assert choice is not None, "every share fits in micro-batches of one sample"
     return predict(_assign(problem, profile, workload, choice), profile)
 
@@ -125,8 +143,29 @@ def _pose(profile: ModelProfile, workload: Workload) -> _Problem:
         num_samples=workload.global_batch_size,
         required=required,
         update_s=optimizer_times_s(profile),
-        cost_s=device_costs_s(profile),
+        thresholds=tuple(_thresholds(profile, workload, usable, required)),
     )
+
+
+def _thresholds(
+    profile: ModelProfile,
+    workload: Workload,
+    usable: tuple[ComputeCurve, ...],
+    required: frozenset[str],
+) -> Iterator[_Threshold]:
+    """Each exchange cost, rising, and the devices that cost no more."""
+    if len(required) == 1:  # alone, rank 0's device exchanges nothing
+        yield _Threshold(overlap=NO_EXCHANGE, members=usable[:1])
+    cost_of = device_costs_s(profile)
+    least_s = max(cost_of[device_id] for device_id in required)
+    costs_s = {cost_of[curve.device_id] for curve in usable[1:]}
+    for cost_s in sorted({cost_s for cost_s in costs_s if cost_s >= least_s}):
+        members = tuple(c for c in usable if cost_of[c.device_id] <= cost_s)
+        overlap = Overlap(whole_s=cost_s, last_s=cost_s)
+        if profile.network is not None:
+            ids = [curve.device_id for curve in members]
+            overlap = planned_overlap(profile, ids, workload.tail_samples)
+        yield _Threshold(overlap=overlap, members=members)
 
 
 def _too_small(curve: ComputeCurve) -> str:
@@ -144,7 +183,8 @@ def _upper_bound_s(problem: _Problem) -> float:
     limit = problem.num_samples
     rate = {c.device_id: best_samples_per_s(c, limit) for c in problem.curves}
     best_s = math.inf
-    for cost_s, members in _thresholds(problem):
+    for threshold in problem.thresholds:
+        members, overlap = threshold.members, threshold.overlap
         total = math.fsum(rate[curve.device_id] for curve in members)
         exact = [limit * rate[curve.device_id] / total for curve in members]
         shares = [math.floor(share) for share in exact]
@@ -152,54 +192,53 @@ def _upper_bound_s(problem: _Problem) -> float:
         for i in remainders[: limit - sum(shares)]:
             shares[i] += 1
         times_s = [
-            least_share_s(c, n, limit) + problem.update_s[c.device_id]
+            least_share_s(c, n, limit, overlap) + problem.update_s[c.device_id]
             for c, n in zip(members, shares, strict=True)
             if n
         ]
-        best_s = min(best_s, max(*times_s, problem.floor_s()) + cost_s)
+        best_s = min(best_s, max(*times_s, problem.floor_s(overlap)))
     return best_s
 
 
-def _tables(problem: _Problem, within_s: float, num_samples: int) -> list[TimeTable]:
+def _tables(
+    problem: _Problem, within_s: float, num_samples: int, overlap: Overlap
+) -> list[TimeTable]:
     """Time over share, as far as a plan within that time can need it."""
     tables = []
     for curve in problem.curves:
         most = within_s * best_samples_per_s(curve, problem.num_samples)
         max_share = min(num_samples, math.floor(most) + 1)
-        times_s = compute_table_s(curve, max_share, problem.num_samples)
+        times_s = compute_table_s(curve, max_share, problem.num_samples, overlap)
         update_s = problem.update_s[curve.device_id]
         tables.append(TimeTable(device_id=curve.device_id, times_s=times_s + update_s))
     return tables
 
 
-def _thresholds(problem: _Problem) -> Iterator[tuple[float, tuple[ComputeCurve, ...]]]:
-    """Each exchange cost, rising, and the devices that cost no more."""
-    if len(problem.required) == 1:
-        yield 0.0, problem.curves[:1]  # alone, rank 0's device exchanges nothing
-    least_s = max(problem.cost_s[device_id] for device_id in problem.required)
-    costs_s = {problem.cost_s[curve.device_id] for curve in problem.curves[1:]}
-    for cost_s in sorted({cost_s for cost_s in costs_s if cost_s >= least_s}):
-        yield (
-            cost_s,
-            tuple(c for c in problem.curves if problem.cost_s[c.device_id] <= cost_s),
-        )
-
-
 def _best_threshold(
-    problem: _Problem, tables: Sequence[TimeTable], num_uniform: int = 0
+    problem: _Problem,
+    make_tables: Callable[[Overlap], list[TimeTable]],
+    num_uniform: int = 0,
 ) -> _Choice | None:
-    by_id = {table.device_id: table for table in tables}
-    times_s = occurring_times_s(tables)
+    # An exchange that can't hide adds the same to all tables, which are then made once.
+    plain = make_tables(NO_EXCHANGE)
+    plain_times_s = occurring_times_s(plain)
     best: _Choice | None = None
-    for cost_s, members in _thresholds(problem):
-        ids = tuple(curve.device_id for curve in members)
-        chosen = [by_id[device_id] for device_id in ids]
+    for threshold in problem.thresholds:
+        overlap = threshold.overlap
+        ids = tuple(curve.device_id for curve in threshold.members)
+        tables, times_s, added_s = plain, plain_times_s, overlap.whole_s
+        if overlap.can_hide:
+            tables, added_s = make_tables(overlap), 0.0
+            times_s = occurring_times_s(tables)
+        chosen = [table for table in tables if table.device_id in ids]
         time_s = least_time_s(chosen, problem.num_samples, times_s)
         if time_s is None:
             continue
-        step_s = max(time_s, problem.floor_s(num_uniform)) + cost_s
+        step_s = max(time_s + added_s, problem.floor_s(overlap, num_uniform))
         if best is None or step_s < best.step_s:
-            best = _Choice(step_s=step_s, member_ids=ids, num_uniform=num_uniform)
+            best = _Choice(
+                step_s=step_s, member_ids=ids, overlap=overlap, num_uniform=num_uniform
+            )
     return best
 
 
@@ -210,8 +249,11 @@ def _choose_uniform(problem: _Problem) -> _Choice | None:
     count = 1
     while not choices or count * least_s < choices[-1].step_s:
         within_s = choices[-1].step_s if choices else math.inf
-        tables = _uniform_tables(problem, count, within_s)
-        choice = _best_threshold(problem, tables, num_uniform=count)
+        choice = _best_threshold(
+            problem,
+            partial(_uniform_tables, problem, count, within_s),
+            num_uniform=count,
+        )
         if choice is not None and (not choices or choice.step_s < choices[-1].step_s):
             choices.append(choice)
         if count >= problem.num_samples:
@@ -222,7 +264,9 @@ def _choose_uniform(problem: _Problem) -> _Choice | None:
     return next((choice for choice in choices if choice.step_s <= most_s), None)
 
 
-def _uniform_tables(problem: _Problem, count: int, within_s: float) -> list[TimeTable]:
+def _uniform_tables(
+    problem: _Problem, count: int, within_s: float, overlap: Overlap
+) -> list[TimeTable]:
     """Level b: ``count`` micro-batches of b samples each, as far as can be needed."""
     limit = problem.num_samples
     tables = []
@@ -230,7 +274,9 @@ def _uniform_tables(problem: _Problem, count: int, within_s: float) -> list[Time
         most = min(limit, within_s * best_samples_per_s(curve, limit)) / count
         largest = min(math.ceil(most) + 1, limit, largest_micro_batch_size(curve))
         sizes = np.arange(largest + 1)
-        times_s = count * predict_many_s(curve, sizes)
+        one_s = predict_many_s(curve, sizes)
+        exposed_s = overlap.exposed_many_s(curve.backward_fraction * one_s)
+        times_s = count * one_s + exposed_s
         tables.append(
             TimeTable(
                 device_id=curve.device_id,
@@ -255,7 +301,7 @@ def _assign(
     shares = _shares(problem, members, workload.global_batch_size - workload.tail_samples)
     curves = {curve.device_id: curve for curve in profile.curves}
     replicas = tuple(
-        _replica(curves[device_id], shares[device_id], choice.num_uniform, workload)
+        _replica(curves[device_id], shares[device_id], choice, workload)
         for device_id in member_ids
     )
     return Plan(
@@ -269,9 +315,9 @@ def _assign(
 
 def _shares(problem: _Problem, choice: _Choice, num_samples: int) -> dict[str, int]:
     if choice.num_uniform:
-        tables = _uniform_tables(problem, choice.num_uniform, choice.step_s)
+        tables = _uniform_tables(problem, choice.num_uniform, choice.step_s, choice.overlap)
     else:
-        tables = _tables(problem, choice.step_s, num_samples)
+        tables = _tables(problem, choice.step_s, num_samples, choice.overlap)
     members = [table for table in tables if table.device_id in choice.member_ids]
     shares = allocate(members, num_samples)
     assert shares is not None, "the least time was found for these members"
@@ -279,13 +325,14 @@ def _shares(problem: _Problem, choice: _Choice, num_samples: int) -> dict[str, i
 
 
 def _replica(
-    curve: ComputeCurve, share: int, num_uniform: int, workload: Workload
+    curve: ComputeCurve, share: int, choice: _Choice, workload: Workload
 ) -> Replica:
-    if num_uniform:
-        size = max(1, -(-share // num_uniform))
-        count = num_uniform
+    if choice.num_uniform:
+        count = choice.num_uniform
+        size = max(1, -(-share // count))
     elif share:
-        size = choose_micro_batch_size(curve, share, workload.global_batch_size)
+        limit = workload.global_batch_size
+        size = choose_micro_batch_size(curve, share, limit, choice.overlap)
         count = -(-share // size)
     else:
         size, count = 1, 0
