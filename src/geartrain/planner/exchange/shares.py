@@ -115,8 +115,25 @@ def _fill_within(
         # Two hosts that swap: each link carries the tensor once, whatever the cut.
         return (1 / num_hosts,) * num_hosts
     room = [max(0.0, min(1.0, (time_s * rate - 1) / slope)) for rate in bytes_per_s]
-    total = sum(room)
-    return tuple(share / total for share in room)
+    return _level(room)
+
+
+def _level(room: Sequence[float]) -> tuple[float, ...]:
+    """Shares as equal as the room for each of them allows; they sum to 1.
+
+    >>> _level([1.0, 1.0, 0.125])
+    (0.4375, 0.4375, 0.125)
+    """
+    left, level = 1.0, 0.0
+    for index, least in enumerate(sorted(room)):
+        level = left / (len(room) - index)
+        if least >= level:
+            break
+        left -= least
+    else:
+        level = max(room)  # rounding: there was room for a trifle less than the whole
+    shares = [min(level, own) for own in room]
+    return tuple(share / sum(shares) for share in shares)
 
 
 def _least_s(racks: Sequence[FabricRack], fractions: Sequence[float]) -> float:
