@@ -22,7 +22,8 @@ from topologies import make_racks
 
 BATCH = 24
 NUM_SAMPLES = 10 * BATCH + 7
-_INPUTS, _CLASSES = 32, 8
+_INPUTS, _CLASSES, _HIDDEN = 32, 8, 384
+NUM_PARAMETERS = _HIDDEN * (_INPUTS + 1) + _CLASSES * (_HIDDEN + 1)
 
 
 class Classifier(nn.Module):
@@ -31,7 +32,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(_INPUTS, 384), nn.Tanh(), nn.Linear(384, _CLASSES)
+            nn.Linear(_INPUTS, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, _CLASSES)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -57,6 +58,14 @@ class Training:
     observe: Callable[[gt.Session], Any] | None = None
     """Called before each step."""
     timeout_s: float | None = None
+    num_samples: int = NUM_SAMPLES
+
+    def parts(self) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
+        """Model, optimizer, and further arguments of setup."""
+        torch.manual_seed(3)
+        model = Classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        return model, optimizer, {"loss_fn": cross_entropy, **self.options}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,26 +80,27 @@ class Report:
     seen: list[Any]
 
 
-def train(rank: int, world_size: int, training: Training) -> Report:
-    """For run_ranks."""
-    _pretend(training.racks)
+def set_up(
+    rank: int, world_size: int, training: Training
+) -> tuple[gt.Session, Any, nn.Module]:
+    """A session, its loader, and its model."""
+    del rank
+    pretend(training.racks)
     if training.timeout_s is not None:
-        gt.session._DEFAULT_TIMEOUT_S = training.timeout_s  # type: ignore[attr-defined]
-    plan = training.plans.get(0) or equal_plan(world_size)
-    session = gt.Session(plan=plan)
-    torch.manual_seed(3)
-    model = Classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    session.setup(
-        model,
-        optimizer,
-        loss_fn=cross_entropy,
-        compression=training.compression,
-        **training.options,
-    )
-    loader = session.setup_dataloader(samples(NUM_SAMPLES), global_batch_size=BATCH)
+        gt.session._DEFAULT_TIMEOUT_S = training.timeout_s
+    session = gt.Session(plan=training.plans.get(0) or equal_plan(world_size))
+    model, optimizer, options = training.parts()
+    session.setup(model, optimizer, compression=training.compression, **options)
+    data = samples(training.num_samples)
+    loader = session.setup_dataloader(data, global_batch_size=BATCH)
     if training.load_from is not None:
         session.load(training.load_from)
+    return session, loader, model
+
+
+def train(rank: int, world_size: int, training: Training) -> Report:
+    """For run_ranks."""
+    session, loader, model = set_up(rank, world_size, training)
     losses: list[float] = []
     seen: list[Any] = []
     while session.step_index < training.num_steps:
@@ -106,15 +116,21 @@ def train(rank: int, world_size: int, training: Training) -> Report:
                 session.save(training.save_at[session.step_index])
             if session.step_index == training.num_steps:
                 break
-    residuals = session._trainer._residuals._held()  # type: ignore[union-attr]
+    owed = held(session)
     session.close()
     return Report(
         losses=losses,
         parameters=torch.cat([p.detach().flatten() for p in model.parameters()]),
         held_out_loss=held_out_loss(model),
-        residuals=residuals,
+        residuals=owed,
         seen=seen,
     )
+
+
+def held(session: gt.Session) -> dict[str, torch.Tensor]:
+    """What this rank owes now."""
+    assert session._trainer is not None
+    return session._trainer._residuals._held()
 
 
 def equal_plan(world_size: int) -> Plan:
@@ -126,7 +142,7 @@ def cross_entropy(output: torch.Tensor, batch: Any) -> torch.Tensor:
     return F.cross_entropy(output, batch[1], reduction="none")
 
 
-def samples(count: int, seed: int = 1) -> Samples:
+def samples(count: int = NUM_SAMPLES, seed: int = 1) -> Samples:
     """Clouds around one centre a class, which overlap."""
     centres = torch.randn(_CLASSES, _INPUTS, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
@@ -141,7 +157,7 @@ def held_out_loss(model: nn.Module) -> float:
         return float(F.cross_entropy(model(data.inputs), data.targets))
 
 
-def _pretend(racks: Sequence[int]) -> None:
+def pretend(racks: Sequence[int]) -> None:
     """Let sessions of this process take its ranks for hosts in racks."""
     topology = make_racks(racks)
     facts = tuple(
@@ -158,7 +174,7 @@ def _pretend(racks: Sequence[int]) -> None:
     network = JobNetwork(topology=topology, ranks=facts)
     ranks.find_network = lambda *_, **__: network  # type: ignore[attr-defined]
     # Measured speeds, and so the schedules made of them, differ from run to run.
-    exchange_hub.measure_codec = _nominal_codec  # type: ignore[attr-defined]
+    exchange_hub.measure_codec = _nominal_codec  # type: ignore[assignment]
 
 
 def _nominal_codec(name: str) -> CodecProfile:
