@@ -71,6 +71,20 @@ PRELOAD = ("torch", "geartrain.session")
     help="Part of each global batch that whoever is free computes.",
 )
 @click.option(
+    "--on-loss",
+    type=click.Choice(["continue", "stop"]),
+    default="continue",
+    show_default=True,
+    help="Whether the others go on where a worker is lost while training.",
+)
+@click.option(
+    "--min-devices",
+    type=int,
+    default=1,
+    show_default=True,
+    help="With fewer devices left the run ends.",
+)
+@click.option(
     "--emulate-schedule",
     "schedule_path",
     type=click.Path(path_type=Path),

@@ -13,6 +13,7 @@ from geartrain.launch.output import SteadyObserver
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import (
     CHECKPOINT_NAME,
+    goes_on,
     log_path,
     order_fleet,
     write_run_files,
@@ -26,6 +27,8 @@ from geartrain.launch.supervision import (
     Verdict,
     WorkerState,
     decide,
+    excluded_workers,
+    lost_workers,
 )
 from geartrain.launch.workers import WorkerGroup, tail_of_log
 
@@ -87,6 +90,7 @@ class _Run:
         self._devices = devices
         self._group = group
         self._asked = False
+        self._told: set[int] = set()  # ranks whose loss the user knows of
         self._started_at_s = time.time()
 
     def start(self, store: StoreProcess) -> bool:
@@ -112,9 +116,11 @@ class _Run:
     def watch(self) -> Verdict:
         """Watch until the run is to end."""
         while True:
-            verdict = decide(self._situation())
+            situation = self._situation()
+            verdict = decide(situation)
             if verdict.action == "end":
                 return verdict
+            self._give_up_lost(situation)
             self._pass_on_stop_request()
             self._devices.poll()
             self._observer.on_tick()
@@ -164,7 +170,21 @@ class _Run:
             stop_requested_at_s=self._requests.first_at_s,
             kill_requested=self._requests.count > 1,
             stop_timeout_s=self._settings.stop_timeout_s,
+            goes_on=goes_on(self._settings.run_dir),
+            min_devices=self._settings.min_devices,
         )
+
+    def _give_up_lost(self, situation: Situation) -> None:
+        """Kill workers that the others go on without, and say so."""
+        for state in excluded_workers(situation):
+            self._group.workers[state.rank].kill()
+        for state in lost_workers(situation):
+            if state.loss is None or state.rank in self._told:
+                continue
+            self._told.add(state.rank)
+            self._observer.on_notice(
+                f"lost {state.name}: {state.loss.reason}; the others go on"
+            )
 
     def _states(self) -> tuple[WorkerState, ...]:
         return tuple(

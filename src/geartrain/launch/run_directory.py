@@ -12,7 +12,12 @@ from geartrain.devices.emulation.network import NetworkHost
 from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.errors import ConfigError
 from geartrain.launch.settings import LaunchSettings
-from geartrain.parallel.worker_spec import WorkerFailure, WorkerSpec
+from geartrain.parallel.worker_spec import (
+    GoingOn,
+    WorkerFailure,
+    WorkerLoss,
+    WorkerSpec,
+)
 from geartrain.telemetry import RunManifest, read_document, write_document
 
 RUNS_DIR = Path("runs")
@@ -107,6 +112,8 @@ def write_worker_spec(
         timeout_s=settings.peer_timeout_s,
         replan_threshold=settings.replan_threshold,
         tail_fraction=settings.tail_fraction,
+        on_loss=settings.on_loss,
+        min_devices=settings.min_devices,
         torch_threads=threads_of(settings.fleet.devices[rank]),
     )
     path = spec_path(settings.run_dir, rank)
@@ -138,6 +145,17 @@ def read_failure(run_dir: Path, rank: int) -> WorkerFailure | None:
     """The worker's failure, if it has written one."""
     path = failure_path(run_dir, rank)
     return read_document(path, WorkerFailure) if path.exists() else None
+
+
+def read_loss(run_dir: Path, rank: int) -> WorkerLoss | None:
+    """That the others go on without a worker, if rank 0 has said so."""
+    path = run_dir / WorkerLoss.file_name(rank)
+    return read_document(path, WorkerLoss) if path.exists() else None
+
+
+def goes_on(run_dir: Path) -> bool:
+    """Whether the workers can go on by now where one of them is lost."""
+    return (run_dir / GoingOn.FILE_NAME).exists()
 
 
 def collect_versions() -> dict[str, str]:

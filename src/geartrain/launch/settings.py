@@ -34,6 +34,10 @@ class LaunchSettings:
     deterministic: bool = False
     replan_threshold: float = 0.15
     tail_fraction: float = 0.0
+    on_loss: Literal["continue", "stop"] = "continue"
+    """Whether the others go on where a worker, but for rank 0, is lost while training."""
+    min_devices: int = 1
+    """With fewer left the run ends."""
     schedule_path: Path | None = None
     """CSV of core fractions over time, for emulated devices."""
     links: NetworkSpec | None = None
@@ -57,6 +61,12 @@ class LaunchSettings:
             raise ConfigError(msg)
         if not 0 <= self.tail_fraction < 1:
             msg = f"tail_fraction={self.tail_fraction} must lie in 0..1, 1 left out"
+            raise ConfigError(msg)
+        if not 1 <= self.min_devices <= len(self.fleet.devices):
+            msg = (
+                f"min_devices={self.min_devices} must lie in "
+                f"1..{len(self.fleet.devices)}, the devices of the fleet"
+            )
             raise ConfigError(msg)
         if self.plan_path is not None and not self.plan_path.is_file():
             msg = f"no plan at {self.plan_path}; write one with geartrain plan -o"

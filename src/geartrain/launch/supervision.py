@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geartrain.launch.settings import Outcome
-from geartrain.parallel.worker_spec import STOPPED_EXIT_CODE, WorkerFailure
+from geartrain.parallel.worker_spec import (
+    STOPPED_EXIT_CODE,
+    WorkerFailure,
+    WorkerLoss,
+)
 
 CAUSE_GRACE_S = 1.5
 """How long workers that only lost a peer wait for the peer's own failure to show."""
 EXIT_GRACE_S = 2.0
 """How long the others get to end by themselves after a script's own sys.exit(n)."""
+LOSS_GRACE_S = 20.0
+"""How long the others get to say that they go on without a worker that was killed."""
 INTERRUPTED_EXIT_CODE = 130
 """Shells report 128 + SIGINT for a program that Ctrl-C ended."""
 
@@ -28,6 +34,8 @@ class WorkerState:
     ended_at_s: float | None = None
     failure: WorkerFailure | None = None
     out_of_memory_kills: int = 0
+    loss: WorkerLoss | None = None
+    """That the others go on without it; they may do so before it has ended."""
 
     @property
     def name(self) -> str:
@@ -44,6 +52,9 @@ class Situation:
     stop_requested_at_s: float | None = None
     kill_requested: bool = False
     stop_timeout_s: float = 60.0
+    goes_on: bool = False
+    """Whether the workers can go on by now where one of them is lost."""
+    min_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +83,13 @@ def decide(situation: Situation) -> Verdict:
     """
     if situation.kill_requested:
         return _stopped("killed on request")
-    failed = [w for w in situation.workers if _has_failed(w, situation)]
+    lost = lost_workers(situation)
+    failed = [w for w in situation.workers if w not in lost and _has_failed(w, situation)]
     if failed:
-        return _decide_failure(situation, failed)
-    waiting = [w for w in situation.workers if w.exit_code is None]
+        return _decide_failure(situation, failed, lost)
+    if lost and _is_in_vain(situation, lost):
+        return _failure(situation, min(lost, key=_failed_at_s), list(lost))
+    waiting = [w for w in situation.workers if w.exit_code is None and w not in lost]
     if not waiting:
         return _all_ended(situation)
     asked_at_s = situation.stop_requested_at_s
@@ -87,8 +101,35 @@ def decide(situation: Situation) -> Verdict:
     return WATCH
 
 
+def lost_workers(situation: Situation) -> tuple[WorkerState, ...]:
+    """Workers that the others go on without, or will: rank 0 is never one of them."""
+    return tuple(w for w in situation.workers if w.rank and _is_lost(w, situation))
+
+
+def excluded_workers(situation: Situation) -> tuple[WorkerState, ...]:
+    """Lost workers that still run: frozen or cut off, and to be killed."""
+    return tuple(w for w in situation.workers if w.loss is not None and w.exit_code is None)
+
+
+def _is_lost(worker: WorkerState, situation: Situation) -> bool:
+    if worker.loss is not None:
+        return True
+    code = worker.exit_code
+    was_killed = code is not None and code < 0 and code != -signal.SIGUSR1
+    return situation.goes_on and was_killed and worker.failure is None
+
+
+def _is_in_vain(situation: Situation, lost: tuple[WorkerState, ...]) -> bool:
+    if len(situation.workers) - len(lost) < situation.min_devices:
+        return True
+    return any(
+        w.loss is None and situation.now_s > _failed_at_s(w) + LOSS_GRACE_S for w in lost
+    )
+
+
 def _all_ended(situation: Situation) -> Verdict:
-    codes = {w.exit_code for w in situation.workers}
+    lost = lost_workers(situation)
+    codes = {w.exit_code for w in situation.workers if w not in lost}
     if situation.stop_requested_at_s is None and STOPPED_EXIT_CODE not in codes:
         return Verdict(action="end")
     unsaved = [w.name for w in situation.workers if w.exit_code == -signal.SIGUSR1]
@@ -97,13 +138,17 @@ def _all_ended(situation: Situation) -> Verdict:
     return _stopped("stopped")
 
 
-def _decide_failure(situation: Situation, failed: list[WorkerState]) -> Verdict:
+def _decide_failure(
+    situation: Situation, failed: list[WorkerState], lost: tuple[WorkerState, ...]
+) -> Verdict:
     primary = [w for w in failed if w.failure is None or not w.failure.secondary]
     running = [w for w in situation.workers if w.exit_code is None]
     if not primary:
         first_at_s = min(_failed_at_s(w) for w in failed)
         if running and situation.now_s < first_at_s + CAUSE_GRACE_S:
             return WATCH
+        if lost:  # the others could not go on
+            return _failure(situation, min(lost, key=_failed_at_s), [*lost, *failed])
         return _failure(situation, min(failed, key=_failed_at_s), failed)
     cause = min(primary, key=_failed_at_s)
     left_by_itself = cause.failure is None and (cause.exit_code or 0) > 0
@@ -121,7 +166,10 @@ def _failure(
 ) -> Verdict:
     others = tuple(w for w in failed if w is not cause)
     code = cause.exit_code
-    if cause.failure is not None:
+    if cause.loss is not None or (cause.rank and _is_lost(cause, situation)):
+        exit_code = 1
+        reason = _loss_reason(cause, others, situation)
+    elif cause.failure is not None:
         name = cause.failure.error.partition(":")[0]
         exit_code = 2 if name == "ConfigError" else 1
         reason = _lost_peer_reason(situation, failed) if cause.failure.secondary else ""
@@ -135,6 +183,8 @@ def _failure(
     elif code is not None and code < 0:
         exit_code = 1
         reason = f"was killed by {_signal_name(-code)}"
+        if not cause.rank and situation.goes_on:
+            reason += ", and the run can't go on without rank 0"
     else:
         exit_code = code or 1
         reason = f"ended with exit code {code}"
@@ -146,6 +196,26 @@ def _failure(
         reason=reason,
         others=others,
     )
+
+
+def _loss_reason(
+    cause: WorkerState, others: tuple[WorkerState, ...], situation: Situation
+) -> str:
+    """How a worker was lost, and why the others could not go on without it."""
+    code = cause.exit_code
+    if cause.out_of_memory_kills:
+        reason = "the kernel killed it: out of memory of that device"
+    elif code is not None and code < 0 and cause.loss is None:
+        reason = f"was killed by {_signal_name(-code)}"
+    else:
+        reason = f"was lost: {cause.loss.reason}" if cause.loss is not None else "was lost"
+    left = len(situation.workers) - len(lost_workers(situation))
+    if left < situation.min_devices:
+        return f"{reason}; {left} devices are left, at least {situation.min_devices} must"
+    said = [w.failure.error for w in others if w.failure is not None and w.rank == 0]
+    if said:
+        return f"{reason}; {said[0].partition(': ')[2] or said[0]}"
+    return f"{reason}, and the others did not go on without it"
 
 
 def _lost_peer_reason(situation: Situation, failed: list[WorkerState]) -> str:
@@ -177,8 +247,10 @@ def _has_failed(worker: WorkerState, situation: Situation) -> bool:
 def _failed_at_s(worker: WorkerState) -> float:
     if worker.failure is not None:
         return worker.failure.at_s
-    assert worker.ended_at_s is not None
-    return worker.ended_at_s
+    if worker.ended_at_s is not None:
+        return worker.ended_at_s
+    assert worker.loss is not None
+    return worker.loss.at_s
 
 
 def _stopped(reason: str) -> Verdict:

@@ -20,13 +20,14 @@ from geartrain.launch.processes import end_groups, peek_exit_code, start_module
 from geartrain.launch.run_directory import (
     log_path,
     read_failure,
+    read_loss,
     spec_path,
     threads_of,
     write_worker_spec,
 )
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
 from geartrain.launch.supervision import WorkerState
-from geartrain.parallel.worker_spec import WorkerFailure
+from geartrain.parallel.worker_spec import WorkerFailure, WorkerLoss
 
 
 class Worker:
@@ -48,6 +49,7 @@ class Worker:
         self._ready = False
         self._ended_at_s: float | None = None
         self._failure: WorkerFailure | None = None
+        self._loss: WorkerLoss | None = None
         self._pumps: list[OutputPump] = []
         log = log_path(self._run_dir, rank).open("ab", buffering=0)
         with remote, log:
@@ -118,6 +120,8 @@ class Worker:
             self._ended_at_s = time.time()
         if self._failure is None:
             self._failure = read_failure(self._run_dir, self._rank)
+        if self._loss is None and self._rank:
+            self._loss = read_loss(self._run_dir, self._rank)
         return WorkerState(
             rank=self._rank,
             device_id=self._device.device_id,
@@ -125,7 +129,13 @@ class Worker:
             ended_at_s=self._ended_at_s,
             failure=self._failure,
             out_of_memory_kills=out_of_memory_kills,
+            loss=self._loss,
         )
+
+    def kill(self) -> None:
+        """Kill it and all that it started: the others go on without it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def finish_output(self) -> None:
         """Close the channel and hand on the rest of the output, once it has ended."""

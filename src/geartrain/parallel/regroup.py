@@ -197,7 +197,7 @@ class Regrouper:
             self.recorder.add_event(
                 num_steps,
                 "lost",
-                f"{gathering.reason}; {len(gathering.ranks)} devices go on",
+                f"was lost: {gathering.reason}; {len(gathering.ranks)} devices go on",
                 self.groups.device_ids[rank],
             )
         self.recorder.lose(lost)
@@ -218,7 +218,7 @@ class Regrouper:
                 step=self.state().step_index,
                 reason=gathering.reason,
             )
-            write_document(self.run_dir / f"lost-{rank}.json", loss)
+            write_document(self.run_dir / WorkerLoss.file_name(rank), loss)
 
     def say_goodbye(self, num_steps: int) -> None:
         """Wait until all have made their last step: one of them may need this state."""

@@ -104,7 +104,7 @@ class Survivors:
     def interruption(self) -> str | None:
         """Why nothing more will come of the generation in force; None while all is well."""
         fault = self._faults.get(self._settled)
-        return fault.detail if fault is not None else None
+        return _reason(fault) if fault is not None else None
 
     def check(self) -> None:
         """Look whether the generation in force has ended, without waiting.
@@ -187,7 +187,7 @@ class Survivors:
             return self._is_gathering
 
     def _find_members(self, fault: Fault, noticed_at_s: float) -> Gathering:
-        ranks, reason = self._ranks, fault.detail
+        ranks, reason = self._ranks, _reason(fault)
         suspects = set(fault.suspects)
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             generation = self._reached + attempt
@@ -253,6 +253,11 @@ class Survivors:
         with self._changed:
             self._failure = reason
             self._changed.notify_all()
+
+
+def _reason(fault: Fault) -> str:
+    """What was found, without who passed it on."""
+    return fault.detail.partition(" ended it: ")[2] or fault.detail
 
 
 def _clone(store: Store, prefix: str = "") -> Store:

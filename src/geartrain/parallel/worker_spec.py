@@ -82,6 +82,11 @@ class WorkerLoss:
     reason: str
     schema_version: int = 1
 
+    @staticmethod
+    def file_name(rank: int) -> str:
+        """Its name in the run directory."""
+        return f"lost-{rank}.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
