@@ -66,6 +66,7 @@ def _pool(curves: list[ComputeCurve]) -> list[ComputeCurve]:
             fit_curve(curve.device_id, sizes, seconds, largest),
             spread_fraction=curve.spread_fraction,
             memory=curve.memory,
+            backward_fraction=curve.backward_fraction,
         )
         for curve in curves
     ]

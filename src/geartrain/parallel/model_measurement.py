@@ -39,6 +39,9 @@ class MeasurementSettings:
     """Beyond three points no size is tried whose single run would take longer."""
     saturation_gain: float = 0.03
     """Doubling the size must raise throughput by this much to go on."""
+    hiding_s: float = 0.0
+    """Sizes are tried until a micro-batch takes this long, for its backward then hides an
+    exchange: that is worth more than throughput."""
     extrapolates: bool = False
     """Allow sizes beyond the measured ones, as far as memory does: with synchronized
     BatchNorm few large micro-batches are worth more than the last percent of speed."""
@@ -131,7 +134,8 @@ def _is_enough(points: _Points, size: int, settings: MeasurementSettings) -> boo
         return False
     expected_s = points.seconds[-1] * size / points.sizes[-1]
     too_long = expected_s > settings.longest_run_s
-    return too_long or points.is_saturated(settings.saturation_gain)
+    hides = points.seconds[-1] >= settings.hiding_s
+    return too_long or (hides and points.is_saturated(settings.saturation_gain))
 
 
 def _measure_point(

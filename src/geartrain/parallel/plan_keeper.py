@@ -157,6 +157,8 @@ class PlanKeeper:
 
     def relink(self, network: ExchangeNetwork) -> None:
         """Plan anew by the rates known, since links changed."""
+        if self.profile.network is not None:  # whether they overlap has not changed
+            network = replace(network, num_buckets=self.profile.network.num_buckets)
         self.profile = replace(self.profile, network=network)
         if not self.settings.corrects:
             return

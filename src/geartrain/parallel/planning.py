@@ -27,12 +27,16 @@ from geartrain.parallel.plan_keeper import (
 )
 from geartrain.parallel.sample_context import SampleContext, use_sample_context
 from geartrain.planner import ComputeCurve, ModelProfile, Plan, Workload
+from geartrain.planner.exchange import choose
+from geartrain.planner.model_profile import DEFAULT_BACKWARD_FRACTION, ExchangeNetwork
 from geartrain.planner.pinned_plan import without_tail
 from geartrain.planner.solver import solve
 from geartrain.telemetry import write_document
 from geartrain.units import format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from geartrain.data.loader import ShareLoader
     from geartrain.parallel.model_calls import ModelCalls
     from geartrain.parallel.process_group import RankGroups
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 DECLARED_MICRO_BATCH_SIZE = 8
 """Where nothing may be measured and the user fixed no size."""
 
+_HIDING_MARGIN = 1.25
+"""Compute and exchange share processors, so an exchange may take longer than predicted."""
 _OPTIMIZER_COPIES = 2
 """Adam's two moments; what an optimizer really keeps is not known before a step."""
 
@@ -143,10 +149,10 @@ def _make_profile(request: PlanningRequest) -> ModelProfile:
         size = request.settings.micro_batch_size or _declared_size(request)
         return declared_profile(request.place, facts, size)
     started_at_s = time.perf_counter()
-    profile = gather_profile(request.place, facts, lambda: _measure(request))
-    hub = request.place.groups.hub
-    if hub is not None and not hub.network.is_one_host:
-        profile = replace(profile, network=hub.describe())
+    network = _network(request)
+    hiding_s = _hiding_s(request) if network is not None else 0.0
+    profile = gather_profile(request.place, facts, lambda: _measure(request, hiding_s))
+    profile = replace(profile, network=network)
     took = format_seconds(time.perf_counter() - started_at_s)
     points = ", ".join(
         f"{curve.device_id}: {len(curve.seconds)} sizes up to {curve.micro_batch_sizes[-1]}"
@@ -154,6 +160,25 @@ def _make_profile(request: PlanningRequest) -> ModelProfile:
     )
     request.recorder.add_event(0, "profiled", f"measured the model in {took} ({points})")
     return profile
+
+
+def _network(request: PlanningRequest) -> ExchangeNetwork | None:
+    """The links between hosts; None where there is one host."""
+    hub = request.place.groups.hub
+    if hub is None or hub.network.is_one_host:
+        return None
+    network = hub.describe()
+    return network if request.settings.overlap else replace(network, num_buckets=1)
+
+
+def _hiding_s(request: PlanningRequest) -> float:
+    """How long a micro-batch takes whose backward hides an exchange among all ranks."""
+    hub = request.place.groups.hub
+    if hub is None or not request.settings.overlap:
+        return 0.0
+    everyone = hub.request(range(request.place.world_size))
+    exchange = choose(replace(everyone, num_bytes=request.engine.gradient_bytes))
+    return _HIDING_MARGIN * exchange.predicted_s / DEFAULT_BACKWARD_FRACTION
 
 
 def _declared_size(request: PlanningRequest) -> int:
@@ -225,8 +250,13 @@ def _write(request: PlanningRequest, profile: ModelProfile, plan: Plan) -> None:
 # -- measuring ------------------------------------------------------------------------
 
 
-def _measure(request: PlanningRequest) -> ComputeCurve:
-    """Measure without leaving a trace in buffers, gradients or generators."""
+def _measure(request: PlanningRequest, hiding_s: float) -> ComputeCurve:
+    """Measure without leaving a trace in buffers, gradients or generators.
+
+    Args:
+        request: What to measure, and where.
+        hiding_s: Micro-batches that take up to so long are of use; 0: the fastest ones.
+    """
     model = request.calls.model
     buffers = copy.deepcopy(dict(model.named_buffers()))
     batches: dict[int, Any] = {}  # the user's batches, read before the clock runs
@@ -239,15 +269,29 @@ def _measure(request: PlanningRequest) -> ComputeCurve:
 
     largest = request.settings.micro_batch_size or request.loader.config.global_batch_size
     with torch.random.fork_rng(devices=[]):
-        settings = MeasurementSettings(extrapolates=request.settings.sync_batchnorm)
+        settings = MeasurementSettings(
+            extrapolates=request.settings.sync_batchnorm, hiding_s=hiding_s
+        )
         curve = measure_curve(run, _device_memory(request), largest, settings)
+        if hiding_s:
+            size = curve.micro_batch_sizes[-1]
+            if size not in batches:  # the last size tried did not fit
+                batches[size] = request.loader.fetch_profile_batch(size)
+            part = _backward_fraction(request, batches[size], size)
+            curve = replace(curve, backward_fraction=part)
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     _drop_gradients(request)
     return curve
 
 
-def _run_micro_batch(request: PlanningRequest, batch: Any, size: int) -> None:
+def _run_micro_batch(
+    request: PlanningRequest,
+    batch: Any,
+    size: int,
+    between: Callable[[], None] | None = None,
+) -> None:
+    """Forward and backward; ``between`` is called after forward."""
     context = SampleContext(
         seed=0, step=0, sample_indices=torch.zeros(size, dtype=torch.int64)
     )
@@ -255,8 +299,27 @@ def _run_micro_batch(request: PlanningRequest, batch: Any, size: int) -> None:
         terms = request.calls.loss_terms(batch)
         loss = sum(term.loss_sum for term in terms.values()) / size
         assert isinstance(loss, torch.Tensor)
+        if between is not None:
+            between()
         loss.backward()  # type: ignore[no-untyped-call]
     request.place.device.synchronize()
+
+
+def _backward_fraction(request: PlanningRequest, batch: Any, size: int) -> float:
+    """Backward's part of a micro-batch's time, from a run of its own.
+
+    Waiting for the device between the two would slow down what is timed as a whole.
+    """
+    at_s: list[float] = []
+
+    def between() -> None:
+        request.place.device.synchronize()
+        at_s.append(time.perf_counter())
+
+    started_at_s = time.perf_counter()
+    _run_micro_batch(request, batch, size, between)
+    ended_at_s = time.perf_counter()
+    return (ended_at_s - at_s[0]) / (ended_at_s - started_at_s)
 
 
 def _time_micro_batch(request: PlanningRequest, size: int) -> float:

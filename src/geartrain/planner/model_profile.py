@@ -10,6 +10,9 @@ from geartrain.planner.exchange.request import HostGroupKind
 from geartrain.planner.exchange.schedule import CodecProfile
 from geartrain.topology.profile import Topology
 
+DEFAULT_BACKWARD_FRACTION = 2 / 3
+"""Where it was not measured: a matrix product has two gradients."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
@@ -46,8 +49,8 @@ class ComputeCurve:
     spread_fraction: float = 0.0
     """Largest (max - min) / median over the repeats of a point."""
     memory: MemoryCurve | None = None
-    backward_fraction: float = 2 / 3
-    """Backward's part of the time; the default: a matrix product has two gradients."""
+    backward_fraction: float = DEFAULT_BACKWARD_FRACTION
+    """Backward's part of the time."""
 
     def __post_init__(self) -> None:
         if len(self.micro_batch_sizes) != len(self.seconds) or not self.seconds:
