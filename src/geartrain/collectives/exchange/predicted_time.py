@@ -16,10 +16,13 @@ def predict_s(book: ScheduleBook, num_bytes: int) -> float:
     one the time grows with the size.
 
     Args:
-        book: Schedules with ``num_bytes`` and ``predicted_s``.
+        book: Its predictions; where it has none, its schedules' own.
         num_bytes: float32 bytes.
     """
-    points = sorted({(s.num_bytes, s.predicted_s) for s in book.schedules})
+    # A schedule may stand for many sizes, and its own figures are those of the largest.
+    points = sorted(
+        set(book.predictions) or {(s.num_bytes, s.predicted_s) for s in book.schedules}
+    )
     first_bytes, first_s = points[0]
     last_bytes, last_s = points[-1]
     if num_bytes <= first_bytes:
