@@ -64,6 +64,8 @@ class LabMeasurement:
     rounds: tuple[SchemeRound, ...]
     small: tuple[SchemeRound, ...] = ()
     schedules: dict[str, CommSchedule] = field(default_factory=dict)
+    predicted_s: dict[str, float] = field(default_factory=dict)
+    """By scheme, what geartrain predicted."""
     small_schedule: CommSchedule | None = None
     found: Report = field(default_factory=Report)
 
@@ -204,7 +206,7 @@ def _scheme_figures(measured: LabMeasurement, scheme: str) -> dict[str, Value]:
         figures |= {
             "algorithm": schedule.algorithm,
             "num_chunks": schedule.num_chunks,
-            "predicted_s": schedule.predicted_s,
+            "predicted_s": measured.predicted_s.get(scheme),
         }
     return figures
 

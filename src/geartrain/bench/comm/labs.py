@@ -38,11 +38,13 @@ def measure_lab(setup: LabSetup, seed: int, say: Say) -> LabMeasurement:
         _warm_up(crew, setup)
         rounds: list[SchemeRound] = []
         schedules: dict[str, CommSchedule] = {}
+        predicted_s: dict[str, float] = {}
         for index in range(setup.rounds):
             for scheme in setup.schemes_of(index):
                 done, reports = _measure(crew, lab, scheme, setup.num_bytes)
                 rounds.append(done)
                 schedules |= reports[0].schedules
+                predicted_s |= reports[0].predicted_s
                 say(f"{setup.name}, round {index + 1}: {describe_round(done)}")
         small: tuple[SchemeRound, ...] = ()
         small_schedule = None
@@ -55,6 +57,7 @@ def measure_lab(setup: LabSetup, seed: int, say: Say) -> LabMeasurement:
         rounds=tuple(rounds),
         small=small,
         schedules=schedules,
+        predicted_s=predicted_s,
         small_schedule=small_schedule,
         found=found,
     )

@@ -80,6 +80,8 @@ class Report:
     timings: tuple[Timing, ...] = ()
     schedules: dict[str, CommSchedule] = field(default_factory=dict)
     """By scheme, of the size that was asked for; rank 0 only."""
+    predicted_s: dict[str, float] = field(default_factory=dict)
+    """By scheme, of the size that was asked for; rank 0 only."""
     found_racks: tuple[tuple[int, ...], ...] = ()
     """What geartrain's probe found, as ranks; rank 0 only."""
     num_hosts: int = 0

@@ -158,12 +158,22 @@ class LabWorker:
                 self._time(scheme, tensor, known, checks=order.checks_sum)
                 for scheme in order.schemes
             ]
-        schedules = {
-            scheme: self._collectives[scheme].book.schedule_for(order.num_bytes)
+        ours = {
+            scheme: self._collectives[scheme]
             for scheme in order.schemes
             if scheme in self._collectives and self.member.rank == 0
         }
-        return Report(timings=tuple(timings), schedules=schedules)
+        return Report(
+            timings=tuple(timings),
+            schedules={
+                scheme: collective.book.schedule_for(order.num_bytes)
+                for scheme, collective in ours.items()
+            },
+            predicted_s={
+                scheme: collective.predict_s(order.num_bytes)
+                for scheme, collective in ours.items()
+            },
+        )
 
     def _time(
         self, scheme: str, tensor: torch.Tensor, known: KnownSum, *, checks: bool
