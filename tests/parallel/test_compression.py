@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import signal
@@ -28,8 +29,9 @@ from parallel.two_racks import (
     equal_plan,
     held,
     pretend,
-    samples,
+    run_steps,
     set_up,
+    set_up_on,
     train,
 )
 from topologies import MEGABIT, make_racks
@@ -187,9 +189,7 @@ def stop_when_asked(rank: int, world_size: int, folder: Path) -> int:
     """For run_ranks: rank 1 alone gets the signal."""
     pretend((1, 1))
     session = worker_session(rank, world_size, folder, deterministic=True)
-    model, optimizer, options = Training().parts()
-    session.setup(model, optimizer, compression="int8", **options)
-    loader = session.setup_dataloader(samples(), global_batch_size=BATCH)
+    loader, _ = set_up_on(session, Training())
     with pytest.raises(TrainingStopped):
         go_on(session, loader, asks=rank == 1)
     steps = session.step_index
@@ -269,6 +269,35 @@ def test_devices_that_leave_and_return_hand_on_what_they_owe(tmp_path: Path) -> 
         train, 3, dataclasses.replace(training, compression=None, save_at={}, observe=None)
     )
     assert largest_difference(reports[0].losses, exact[0].losses) < 0.02
+
+
+def lose_rank_2(rank: int, world_size: int, folder: Path) -> tuple[Report, list[str]]:
+    """For run_ranks: rank 2 dies before it sends its fifth gradient."""
+    pretend((1, 1, 1))
+    notes: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: notes.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("geartrain.parallel.residual_state").addHandler(handler)
+    session = worker_session(
+        rank, world_size, folder, deterministic=True, on_loss="continue"
+    )
+    training = Training(num_steps=10, observe=die_at_5 if rank == 2 else held)
+    return run_steps(session, training, rank), notes
+
+
+def die_at_5(session: gt.Session) -> None:
+    if session.step_index == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_survivors_keep_what_they_owe_and_say_what_is_gone(tmp_path: Path) -> None:
+    results = run_ranks(lose_rank_2, 3, tmp_path, may_die={2})
+    (first, notes), (second, _) = results[:2]
+    assert torch.equal(first.parameters, second.parameters)
+    assert first.residuals.keys() != first.seen[5].keys()  # other pieces, of two racks
+    assert any("gone with the ranks" in note for note in notes)
+    exact = run_ranks(train, 3, Training(racks=(1, 1, 1), num_steps=10, compression=None))
+    assert largest_difference(first.losses, exact[0].losses) < 0.02
 
 
 # -- numbers that are not finite ---------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -89,18 +90,30 @@ def set_up(
     if training.timeout_s is not None:
         gt.session._DEFAULT_TIMEOUT_S = training.timeout_s
     session = gt.Session(plan=training.plans.get(0) or equal_plan(world_size))
+    return session, *set_up_on(session, training)
+
+
+def set_up_on(session: gt.Session, training: Training) -> tuple[Any, nn.Module]:
+    """The loader and the model of a session."""
     model, optimizer, options = training.parts()
     session.setup(model, optimizer, compression=training.compression, **options)
     data = samples(training.num_samples)
     loader = session.setup_dataloader(data, global_batch_size=BATCH)
     if training.load_from is not None:
         session.load(training.load_from)
-    return session, loader, model
+    return loader, model
 
 
 def train(rank: int, world_size: int, training: Training) -> Report:
     """For run_ranks."""
-    session, loader, model = set_up(rank, world_size, training)
+    pretend(training.racks)
+    session = gt.Session(plan=training.plans.get(0) or equal_plan(world_size))
+    return run_steps(session, training, rank)
+
+
+def run_steps(session: gt.Session, training: Training, rank: int) -> Report:
+    """Train on this rank."""
+    loader, model = set_up_on(session, training)
     losses: list[float] = []
     seen: list[Any] = []
     while session.step_index < training.num_steps:
@@ -172,9 +185,9 @@ def pretend(racks: Sequence[int]) -> None:
         for host in topology.hosts
     )
     network = JobNetwork(topology=topology, ranks=facts)
-    ranks.find_network = lambda *_, **__: network  # type: ignore[attr-defined]
+    mock.patch.object(ranks, "find_network", return_value=network).start()
     # Measured speeds, and so the schedules made of them, differ from run to run.
-    exchange_hub.measure_codec = _nominal_codec  # type: ignore[assignment]
+    mock.patch.object(exchange_hub, "measure_codec", _nominal_codec).start()
 
 
 def _nominal_codec(name: str) -> CodecProfile:

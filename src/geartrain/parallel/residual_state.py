@@ -66,6 +66,8 @@ class ResidualState:
     _mine: MemberResiduals | None = None
     _are_coded: bool = False
     _is_open: bool = False
+    _scale: float = 1.0
+    """When the step under way began."""
 
     @property
     def are_coded(self) -> bool:
@@ -85,6 +87,8 @@ class ResidualState:
         if self._is_open:
             self.end_step(applied=False)
         self._is_open = True
+        if self._mine is not None:
+            self._scale = self.loss_scale()
 
     def end_step(self, *, applied: bool) -> None:
         """Close a step.
@@ -96,6 +100,16 @@ class ResidualState:
         self._is_open = False
         if self._mine is not None:
             self._mine.end_step(applied=applied)
+
+    def adopt_step(self) -> None:
+        """Close a step that others have applied, once their state is in place here.
+
+        They had all sums, so this rank's codes are in them.
+        """
+        if self._mine is not None:
+            factor = self.loss_scale() / self._scale
+            self.end_step(applied=factor >= 1.0)
+            self.scale_(factor)
 
     def scale_(self, factor: float) -> None:
         """Follow a loss scale that was multiplied by ``factor``."""
