@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         InfeasiblePlanError,
         TrainingStopped,
     )
+    from geartrain.parallel.low_communication import DiLoCo, LocalSGD
     from geartrain.session import Session
 
 __version__ = "0.1.0"
@@ -27,17 +28,26 @@ __all__ = [
     "CommunicationError",
     "ConfigError",
     "DeviceError",
+    "DiLoCo",
     "GeartrainError",
     "InfeasiblePlanError",
+    "LocalSGD",
     "Session",
     "TrainingStopped",
     "__version__",
 ]
 
 
+_HOMES = {
+    "DiLoCo": "geartrain.parallel.low_communication",
+    "LocalSGD": "geartrain.parallel.low_communication",
+    "Session": "geartrain.session",
+}
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         msg = f"module 'geartrain' has no attribute {name!r}"
         raise AttributeError(msg)
-    home = "geartrain.session" if name == "Session" else "geartrain.errors"
+    home = _HOMES.get(name, "geartrain.errors")
     return getattr(importlib.import_module(home), name)

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from geartrain.errors import ConfigError
 from geartrain.parallel.evaluation import MetricFunction, evaluate, reduce_metric
 from geartrain.parallel.loss_terms import CountFunction, LossFunction, read_loss
+from geartrain.parallel.low_communication import EXACT_ALGORITHM, Algorithm
 from geartrain.parallel.model_calls import AUTOCAST_DTYPES, ForwardFunction
 from geartrain.parallel.ranks import (
     RankPlace,
@@ -180,6 +181,7 @@ class Session:
         micro_batch_size: int | None = None,
         overlap: bool = True,
         compression: str | None = None,
+        algorithm: Algorithm = EXACT_ALGORITHM,
         total_steps: int | None = None,
     ) -> tuple[torch.nn.Module, OptimizerT]:
         """Take the model, its optimizer, and how its loss is made.
@@ -214,6 +216,10 @@ class Session:
                 not the processor, is the limit and only in ways that held the loss within
                 1 % of exact; a name (``fp16 bf16 fp8 int8 int4 topk topk:FRACTION``)
                 takes that one. What a code loses is added in the next step.
+            algorithm: ``"exact"``: every step is that of a single device. For very slow
+                links ``LocalSGD(sync_every=8)`` and ``DiLoCo(sync_every=100)`` let each
+                device make its own steps and average the models now and then, weighted
+                by samples. That changes the algorithm, and so the result.
             total_steps: For the display's estimate of the time left.
 
         Returns:
@@ -243,6 +249,7 @@ class Session:
             micro_batch_size=micro_batch_size,
             overlap=overlap,
             compression=compression,
+            algorithm=algorithm,
             total_steps=total_steps,
             deterministic=self.deterministic,
             pinned_plan=self._pinned_plan(),
@@ -427,6 +434,17 @@ class Session:
         if self._trainer is None:
             return reduce_metric(groups, value_sum, count)
         return self._trainer.together(lambda: reduce_metric(groups, value_sum, count))
+
+    def average_models(self) -> None:
+        """Give all devices one model now; all ranks must call it.
+
+        For ``LocalSGD`` and ``DiLoCo``, before the model is used outside the session;
+        ``evaluate`` and a stop do it by themselves. Exact steps leave nothing to do.
+
+        Raises:
+            CommunicationError: If a peer was lost.
+        """
+        self._trained().average_models()
 
     # -- saving -------------------------------------------------------------------
 

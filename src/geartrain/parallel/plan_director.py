@@ -14,6 +14,7 @@ from geartrain.collectives.exchange.scheduled_collective import ScheduledCollect
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError
 from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
+from geartrain.parallel.low_communication import AVERAGES
 from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
 from geartrain.parallel.saved_state import TrainState, send_state
 from geartrain.planner.curve_fit import predict_s
@@ -180,6 +181,10 @@ class PlanDirector:
         ):
             self._keepers[size].regroup(profile, is_declared=is_declared)
         self._members, self._next_plan = holders, None
+        if self.engine.averager is not None:
+            # Each has a model of its own, and perhaps not all had the last average.
+            self.engine.averager.collective = None
+            send_state(self.place.groups, self.place.groups.members, self.state())
         self._use(self._keepers[rates.current_size])
         self._move_residuals()
 
@@ -194,6 +199,7 @@ class PlanDirector:
         takes_part = self.place.rank in self._members
         group = groups.collective(self._members)
         self.engine.gradient_group = group if takes_part else None
+        self._join_averages()
         self._move_residuals()
         if self._keeper is not None:
             self._use(self._keeper)
@@ -311,6 +317,9 @@ class PlanDirector:
         if members == self._members and self.engine.gradient_group is not None:
             return
         groups = self.place.groups
+        averager = self.engine.averager
+        if averager is not None and members != self._members:
+            averager.settle()  # whoever comes takes on the model of all
         returning = tuple(rank for rank in members if rank not in self._members)
         if returning:
             send_state(groups, (0, *returning), self.state())
@@ -320,8 +329,16 @@ class PlanDirector:
         if members != self._members:
             self._move_residuals()
         self._members = members
+        self._join_averages()
         if self.settings.sync_batchnorm and self.place.world_size > 1:
             self._share_statistics()
+
+    def _join_averages(self) -> None:
+        """Models are averaged over the plan's members, in an exchange of its own."""
+        averager = self.engine.averager
+        if averager is not None:
+            group = self.place.groups.collective(self._members, AVERAGES)
+            averager.collective = group if self.place.rank in self._members else None
 
     def _move_residuals(self) -> None:
         """What compression owes goes to who codes it now; all ranks call it together."""

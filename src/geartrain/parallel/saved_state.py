@@ -16,11 +16,13 @@ from geartrain.parallel.state_sync import broadcast_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from geartrain.parallel.low_communication import ModelAverager
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.residual_state import SavedResiduals
 
 _REQUIRED = ("model", "optimizer", "training")
 _RESIDUALS = "residuals"
+_AVERAGES = "averages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class TrainState:
     scaler: torch.amp.GradScaler | None
     step_index: int
     seed: int
+    averager: ModelAverager | None = None
+    """Where models are averaged now and then: since when, and the outer momentum."""
 
     def components(self) -> dict[str, Any]:  # Any: trees of the checkpoint room
         """State dicts by name."""
@@ -45,6 +49,8 @@ class TrainState:
             parts["lr_scheduler"] = self.lr_scheduler.state_dict()
         if self.scaler is not None:
             parts["loss_scaler"] = self.scaler.state_dict()
+        if self.averager is not None:
+            parts[_AVERAGES] = self.averager.state_dict()
         return parts
 
     def restore(self, parts: dict[str, Any]) -> None:  # Any: see components
@@ -60,6 +66,8 @@ class TrainState:
                 self.lr_scheduler.load_state_dict(parts["lr_scheduler"])
             if self.scaler is not None and "loss_scaler" in parts:
                 self.scaler.load_state_dict(parts["loss_scaler"])
+            if self.averager is not None:
+                self.averager.load_state_dict(parts.get(_AVERAGES))
         except (RuntimeError, ValueError, KeyError) as error:
             msg = (
                 f"the saved state does not fit this model and optimizer: {error}; build "

@@ -28,7 +28,8 @@ from geartrain.parallel.trailer import RankFigures, Trailer, TrailerLayout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from geartrain.collectives.protocol import Collective, Pending
+    from geartrain.collectives.protocol import Collective
+    from geartrain.parallel.low_communication import ModelAverager
     from geartrain.parallel.residual_state import ResidualState
 
 
@@ -83,6 +84,8 @@ class StepEngine:
     """The ranks that exchange gradients; None where this rank is left out."""
     residuals: ResidualState | None = None
     """What compressed exchanges owe; None where nothing is exchanged."""
+    averager: ModelAverager | None = None
+    """Makes each rank's steps its own, and averages models; None: exact steps."""
     _named: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
     _frozen: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
     _buckets: GradientBuckets | None = None
@@ -204,7 +207,8 @@ class StepEngine:
         if needs_own_backward:
             self._accumulate_per_term(terms, ghost=ghost)
             return
-        if last and self.settings.overlap and self._buckets is not None:
+        overlaps = self.settings.overlap and self.averager is None
+        if last and overlaps and self._buckets is not None:
             self._buckets.send_during_backward()
         loss = sum(t.loss_sum / self._divisor(name) for name, t in terms.items())
         assert isinstance(loss, torch.Tensor)
@@ -246,11 +250,15 @@ class StepEngine:
         self.synchronize()
         exchanged_at_s = time.perf_counter()
         self._wait_s = exchanged_at_s - started_at_s
-        grad_norm, skipped = self._update(trailer)
+        grad_norm, skipped = self._update(self._basis(trailer))
         if self.residuals is not None:
             self.residuals.end_step(applied=not skipped)
         self.synchronize()
         self._optimizer_s = time.perf_counter() - exchanged_at_s
+        if self.averager is not None:
+            started_at_s = time.perf_counter()
+            self.averager.after_step([rank.num_samples for rank in trailer.ranks])
+            self._wait_s += time.perf_counter() - started_at_s
         return _outcome(trailer, grad_norm, skipped=skipped)
 
     def abandon(self) -> None:
@@ -270,8 +278,6 @@ class StepEngine:
         """
         assert self._layout is not None, "a step that others finished was begun here too"
         self._last_vector = vector
-        if self.residuals is not None:
-            self.residuals.adopt_step()
         return _outcome(self._layout.unpack(vector), None, skipped=False)
 
     def regroup(self, world: Collective, members: tuple[int, ...]) -> None:
@@ -350,12 +356,12 @@ class StepEngine:
             self._combine_terms(layout)
         sums_counts = self._sums_counts(layout.term_names)
         touched = self._touched()
-        pending: Pending | None = None
-        if self._buckets is not None and self.gradient_group is not None:
+        sends = self.gradient_group is not None and self.averager is None
+        if self._buckets is not None and sends:
             self._buckets.send_rest()
         vector = layout.pack(self.rank, figures, sums_counts, touched, stop=stop)
         pending = self.world.all_reduce(vector)
-        if self._buckets is not None and self.gradient_group is not None:
+        if self._buckets is not None and sends:
             self._buckets.wait()
         pending.wait()
         trailer = layout.unpack(vector)
@@ -390,7 +396,8 @@ class StepEngine:
     def _combine_terms(self, layout: TrailerLayout) -> None:
         """Add up the terms' gradients, each weighted by nominal / its true count."""
         counts = self._sums_counts(layout.term_names)[len(layout.term_names) :]
-        self.world.all_reduce(counts).wait()
+        if self.averager is None:
+            self.world.all_reduce(counts).wait()
         if self._buckets is None:
             return
         for name, count in zip(layout.term_names, counts.tolist(), strict=True):
@@ -401,8 +408,18 @@ class StepEngine:
 
     # -- update -----------------------------------------------------------------
 
+    def _basis(self, trailer: Trailer) -> Trailer:
+        """Whose counts and gradients make up the update: all ranks', or only one's own."""
+        if self.averager is None:
+            return trailer
+        names = self._agree_layout().term_names
+        counts = self._sums_counts(names)[len(names) :].tolist()
+        own = dict(zip(names, counts, strict=True))
+        return replace(trailer, counts=own, touched=self._touched())
+
     def _update(self, trailer: Trailer) -> tuple[float | None, bool]:
-        if self.gradient_group is None:
+        had_none = self.averager is not None and not any(trailer.counts.values())
+        if self.gradient_group is None or had_none:
             return None, False
         self._rescale(trailer)
         if self._scaler is not None:

@@ -27,6 +27,7 @@ from geartrain.parallel.link_watch import (
     take_figures,
 )
 from geartrain.parallel.loss_terms import LossTerm
+from geartrain.parallel.low_communication import AVERAGES, ModelAverager
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
 from geartrain.parallel.regroup import Regrouper
@@ -116,6 +117,7 @@ class Trainer:
             autocast_dtype=self.settings.autocast_dtype,
         )
         self._engine = self._make_engine()
+        self._tell_algorithm()
         self._residuals = self._make_residuals()
         self._watch = self._make_watch()
         self.director = PlanDirector(
@@ -250,8 +252,14 @@ class Trainer:
         self._residuals.restore(loaded.residuals)
         return loaded.positions
 
+    def average_models(self) -> None:
+        """Give all ranks one model, where steps are not exact; all ranks must call it."""
+        if self._engine.averager is not None:
+            self._engine.averager.settle()
+
     def sync_buffers(self) -> None:
         """Before evaluating: running statistics may differ between ranks."""
+        self.average_models()
         broadcast_buffers(self.place.groups, self.model)
 
     def evaluation_micro_batch_size(self) -> int:
@@ -403,6 +411,7 @@ class Trainer:
         where = ""
         if self.spec is not None:  # all ranks stop after the same step
             path = Path(self.spec.run_dir) / "checkpoint"
+            self.average_models()
             self.save(path, self.positions())
             where = f"; saved to {path}" if self.place.rank == 0 else ""
         self._recorder.add_event(
@@ -417,7 +426,8 @@ class Trainer:
         None also where a tail is shared: who counts its samples is not known yet.
         """
         own = self.calls.counts(batch)
-        if own is None or len(own) == 1 or has_tail:
+        is_exact = self._engine.averager is None
+        if own is None or len(own) == 1 or has_tail or not is_exact:
             return None
         names = sorted(own)
         totals = torch.tensor([own[name] for name in names], dtype=torch.float64)
@@ -609,7 +619,24 @@ class Trainer:
             agree_names=self._agree_names,
             synchronize=self.place.device.synchronize,
             gradient_group=everyone,
+            averager=self._make_averager(),
         )
+
+    def _make_averager(self) -> ModelAverager | None:
+        algorithm = self.settings.algorithm
+        if isinstance(algorithm, str):
+            return None
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        averager = ModelAverager(trainable, algorithm, self.place.rank)
+        averager.collective = self.place.groups.collective(purpose=AVERAGES)
+        return averager
+
+    def _tell_algorithm(self) -> None:
+        algorithm = self.settings.algorithm
+        if not isinstance(algorithm, str):
+            self._recorder.add_event(0, "note", algorithm.description)
+            if self.place.rank == 0:
+                logger.warning("%s", algorithm.description)
 
     def _make_residuals(self) -> ResidualState:
         engine = self._engine
@@ -634,6 +661,7 @@ class Trainer:
             scaler=self._engine.scaler,
             step_index=self.step_index,
             seed=self.settings.seed,
+            averager=self._engine.averager,
         )
 
     def _peak_bytes(self) -> int:

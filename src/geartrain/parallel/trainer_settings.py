@@ -9,6 +9,12 @@ import torch
 
 from geartrain.collectives.codecs.registry import make_codec
 from geartrain.errors import ConfigError
+from geartrain.parallel.low_communication import (
+    EXACT_ALGORITHM,
+    Algorithm,
+    DiLoCo,
+    LocalSGD,
+)
 from geartrain.planner.exchange import AUTO
 
 if TYPE_CHECKING:
@@ -63,6 +69,8 @@ class TrainerSettings:
     pinned_plan: Plan | None = None
     compression: str | None = None
     """None: gradients are exchanged exactly. ``auto``, or a codec's name."""
+    algorithm: Algorithm = EXACT_ALGORITHM
+    """Other than ``exact`` the step is not the single-device one."""
 
     def __post_init__(self) -> None:
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -71,6 +79,7 @@ class TrainerSettings:
                 "out in order not to clip"
             )
             raise ConfigError(msg)
+        _check_algorithm(self.algorithm, sync_batchnorm=self.sync_batchnorm)
         if self.compression not in (None, AUTO):
             make_codec(self.compression)  # an unknown name is refused before any work
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
@@ -79,6 +88,21 @@ class TrainerSettings:
                 "out to have it planned"
             )
             raise ConfigError(msg)
+
+
+def _check_algorithm(algorithm: object, *, sync_batchnorm: bool) -> None:
+    if algorithm != EXACT_ALGORITHM and not isinstance(algorithm, LocalSGD | DiLoCo):
+        msg = (
+            f"algorithm={algorithm!r} must be 'exact', LocalSGD(...) or DiLoCo(...), which "
+            "geartrain offers"
+        )
+        raise ConfigError(msg)
+    if algorithm != EXACT_ALGORITHM and sync_batchnorm:
+        msg = (
+            "sync_batchnorm=True exchanges statistics in every forward pass, which an "
+            "algorithm for slow links is to avoid; use another norm, or algorithm='exact'"
+        )
+        raise ConfigError(msg)
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:
