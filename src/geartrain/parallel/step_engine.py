@@ -278,6 +278,8 @@ class StepEngine:
         """
         assert self._layout is not None, "a step that others finished was begun here too"
         self._last_vector = vector
+        if self.residuals is not None:
+            self.residuals.adopt_step()
         return _outcome(self._layout.unpack(vector), None, skipped=False)
 
     def regroup(self, world: Collective, members: tuple[int, ...]) -> None:
