@@ -1,0 +1,210 @@
+"""Runs of several workers of which some are killed or frozen while they train."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from example_fleets import emulated_fleet
+from geartrain.launch import LaunchResult, LaunchSettings, launch
+from geartrain.launch.settings import SilentObserver
+from geartrain.telemetry import RunEvent, RunLogReader, StepRecord
+from training_jobs import Job, largest_difference, relative_error, train_plainly
+
+SCRIPT = Path(__file__).parents[1] / "lost_workers_script.py"
+NUM_STEPS = 10
+
+
+class Notices(SilentObserver):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_notice(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a run went."""
+
+    ended: LaunchResult
+    notices: list[str]
+    events: list[RunEvent]
+    records: list[StepRecord]
+    result: dict[str, Any]
+    """What rank 0's script wrote; empty if it did not get there."""
+
+    def lost(self) -> list[str]:
+        return [event.device_id for event in self.events if event.kind == "lost"]
+
+    def interruptions_s(self) -> list[float]:
+        return [e.values["interruption_s"] for e in self.events if e.kind == "epoch"]
+
+
+def run(
+    folder: Path, *hits: dict[str, Any], num_workers: int = 3, **options: Any
+) -> Ran:
+    spec = {
+        name: options.pop(name)
+        for name in ("on_loss", "min_devices", "stop_timeout_s")
+        if name in options
+    }
+    options |= {"hits": hits, "result": str(folder / "result.json")}
+    options.setdefault("num_steps", NUM_STEPS)
+    observer = Notices()
+    settings = LaunchSettings(
+        script=SCRIPT,
+        arguments=(json.dumps(options),),
+        fleet=emulated_fleet(*[1 / num_workers] * num_workers),
+        run_dir=folder,
+        preload=("torch", "geartrain.session"),
+        **spec,
+    )
+    ended = launch(settings, observer)
+    reader = RunLogReader(folder)
+    result = folder / "result.json"
+    ran = Ran(
+        ended=ended,
+        notices=observer.texts,
+        events=list(reader.new_events()),
+        records=list(reader.new_steps()),
+        result=json.loads(result.read_text()) if result.exists() else {},
+    )
+    print(ended.message, observer.texts, ran.interruptions_s())  # noqa: T201 - on failure
+    return ran
+
+
+def kill(rank: int, at: object, delay_s: float = 0.0) -> dict[str, Any]:
+    return {"rank": rank, "at": at, "delay_s": delay_s, "signal": int(signal.SIGKILL)}
+
+
+def freeze(rank: int, at: object, delay_s: float = 0.0) -> dict[str, Any]:
+    return {"rank": rank, "at": at, "delay_s": delay_s, "signal": int(signal.SIGSTOP)}
+
+
+def check_as_on_one_device(ran: Ran) -> None:
+    assert (ran.ended.outcome, ran.ended.exit_code) == ("finished", 0), ran.ended.message
+    expected = train_plainly(Job(num_steps=NUM_STEPS))
+    assert largest_difference(ran.result["losses"], expected.losses) < 1e-6
+    parameters = torch.tensor(ran.result["parameters"], dtype=torch.float64)
+    assert relative_error(parameters, expected.parameters) < 1e-6
+
+
+def test_run_goes_on_without_a_killed_worker(tmp_path: Path) -> None:
+    ran = run(tmp_path, kill(1, 4, 0.04), evaluates=True)
+
+    check_as_on_one_device(ran)
+    assert ran.lost() == ["emulated:1"]
+    assert ran.result["shares"] == ["emulated:0", "emulated:2"]
+    assert any("lost rank 1 (emulated:1): " in text for text in ran.notices)
+    by_step: dict[int, list[str]] = {}
+    for record in ran.records:
+        by_step.setdefault(record.step, []).append(record.device_id)
+    assert sorted(by_step) == list(range(NUM_STEPS))
+    assert by_step[0] == ["emulated:0", "emulated:1", "emulated:2"]
+    assert by_step[NUM_STEPS - 1] == ["emulated:0", "emulated:2"]
+
+
+def test_run_goes_on_without_a_frozen_worker_which_is_killed(tmp_path: Path) -> None:
+    ran = run(tmp_path, freeze(2, 3))
+
+    check_as_on_one_device(ran)
+    assert ran.lost() == ["emulated:2"]
+
+
+@pytest.mark.slow
+def test_two_workers_may_be_lost_at_once(tmp_path: Path) -> None:
+    ran = run(tmp_path, kill(1, 5), kill(2, 5), num_workers=4)
+
+    check_as_on_one_device(ran)
+    assert sorted(ran.lost()) == ["emulated:1", "emulated:2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.15, 0.3])
+def test_another_worker_may_be_lost_while_the_others_regroup(
+    tmp_path: Path, delay_s: float
+) -> None:
+    ran = run(tmp_path, kill(1, 5), kill(2, 5, delay_s), num_workers=4)
+
+    check_as_on_one_device(ran)
+    assert sorted(ran.lost()) == ["emulated:1", "emulated:2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.0, 0.01])
+def test_worker_may_be_lost_in_the_last_step(tmp_path: Path, delay_s: float) -> None:
+    ran = run(tmp_path, kill(1, NUM_STEPS - 1, delay_s))
+
+    check_as_on_one_device(ran)
+
+
+@pytest.mark.slow
+def test_worker_may_be_lost_before_it_evaluates(tmp_path: Path) -> None:
+    undisturbed = run(tmp_path / "a", num_workers=2, evaluates=True)
+    ran = run(tmp_path / "b", kill(1, "evaluating"), num_workers=3, evaluates=True)
+
+    check_as_on_one_device(ran)
+    assert abs(ran.result["metric"] - undisturbed.result["metric"]) < 1e-9
+
+
+@pytest.mark.slow
+def test_one_device_may_be_all_that_is_left(tmp_path: Path) -> None:
+    check_as_on_one_device(run(tmp_path, kill(1, 5), num_workers=2))
+
+
+@pytest.mark.slow
+def test_worker_killed_while_measuring_ends_the_run(tmp_path: Path) -> None:
+    ran = run(tmp_path, kill(1, "measuring"))
+
+    assert (ran.ended.outcome, ran.ended.exit_code) == ("failed", 1)
+    assert "rank 1 (emulated:1): was killed by SIGKILL" in ran.ended.message
+
+
+@pytest.mark.slow
+def test_loss_of_rank_0_ends_the_run(tmp_path: Path) -> None:
+    ran = run(tmp_path, kill(0, 5))
+
+    assert (ran.ended.outcome, ran.ended.exit_code) == ("failed", 1)
+    assert "rank 0 (emulated:0): was killed by SIGKILL" in ran.ended.message
+    assert "can't go on without rank 0" in ran.ended.message
+
+
+@pytest.mark.slow
+def test_lost_worker_ends_the_run_where_asked_to(tmp_path: Path) -> None:
+    ran = run(tmp_path, kill(1, 5), on_loss="stop")
+
+    assert (ran.ended.outcome, ran.ended.exit_code) == ("failed", 1)
+    assert "rank 1 (emulated:1): was killed by SIGKILL" in ran.ended.message
+
+
+@pytest.mark.slow
+def test_run_ends_with_fewer_devices_than_wanted(tmp_path: Path) -> None:
+    ran = run(tmp_path, kill(1, 5), min_devices=3)
+
+    assert ran.ended.outcome == "failed"
+    assert "2 devices are left, at least 3 must" in ran.ended.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["own_forward", "sync_batchnorm"])
+def test_step_that_cant_be_redone_is_saved_before(tmp_path: Path, way: str) -> None:
+    options: dict[str, Any] = {"own_forward": True}
+    if way == "sync_batchnorm":
+        options = {"setup": {"sync_batchnorm": True}}
+    ran = run(tmp_path / "a", kill(1, 5, 0.002), **options)
+
+    assert ran.ended.outcome == "failed"
+    assert "rank 1 (emulated:1): was lost" in ran.ended.message
+    assert "session.load()" in ran.ended.message
+    checkpoint = str(tmp_path / "a" / "checkpoint")
+    again = run(tmp_path / "b", num_workers=2, load=checkpoint, **options)
+    expected = train_plainly(Job(num_steps=NUM_STEPS))
+    left = again.result["losses"]
+    assert largest_difference(left, expected.losses[-len(left) :]) < 1e-6
