@@ -37,6 +37,7 @@ class ExplanationRow:
     compute_s: float
     """Forward, backward and optimizer."""
     exchange_s: float
+    """What of it no backward pass hides."""
     idle_s: float
     """Wait for the slowest device."""
     samples_per_s: float
@@ -91,6 +92,9 @@ class Explanation:
     loss: LossSplit
     exchange: ExchangeExplanation | None = None
     """How gradients travel; None where the links are not known."""
+    whole_exchange_s: float = 0.0
+    exposed_exchange_s: float = 0.0
+    """What of it is waited for: backward hides the rest."""
 
 
 def explain(plan: Plan, profile: ModelProfile) -> Explanation:
@@ -114,6 +118,8 @@ def explain(plan: Plan, profile: ModelProfile) -> Explanation:
         limiting_device_id=slowest.device_id,
         loss=_split_loss(plan, profile),
         exchange=_explain_exchange(plan, profile),
+        whole_exchange_s=plan.predicted_whole_exchange_s,
+        exposed_exchange_s=plan.predicted_exchange_s,
     )
 
 
@@ -202,7 +208,6 @@ def _note(plan: Plan, profile: ModelProfile, curve: ComputeCurve) -> str:
 def _why_left_out(plan: Plan, profile: ModelProfile, curve: ComputeCurve) -> str:
     if largest_micro_batch_size(curve) == 0:
         return "left out: not one sample fits in its memory"
-    cost_s = device_costs_s(profile)[curve.device_id]
     sample_s = predict_s(curve, 1)
     step_s = plan.predicted_step_s
     if sample_s > step_s - plan.predicted_exchange_s:
@@ -210,10 +215,12 @@ def _why_left_out(plan: Plan, profile: ModelProfile, curve: ComputeCurve) -> str
             f"left out: one sample takes it {format_seconds(sample_s)}, longer than the "
             f"others' {format_seconds(step_s - plan.predicted_exchange_s)} of compute"
         )
-    if cost_s > plan.predicted_exchange_s:
+    cost_s = device_costs_s(profile)[curve.device_id]
+    whole_s = plan.predicted_whole_exchange_s
+    if cost_s > whole_s:
         return (
             f"left out: with it an exchange takes {format_seconds(cost_s)} instead of "
-            f"{format_seconds(plan.predicted_exchange_s)}, more than its samples save"
+            f"{format_seconds(whole_s)}, more than its samples save"
         )
     return "left out: the others are as fast without it"
 
@@ -263,6 +270,12 @@ def _sentences(explanation: Explanation) -> list[str]:
             f"({batch / bound_s:.1f} samples/s): efficiency {explanation.efficiency:.1%}."
         ),
     ]
+    whole_s, exposed_s = explanation.whole_exchange_s, explanation.exposed_exchange_s
+    if exposed_s < whole_s:
+        lines.append(
+            f"An exchange takes {format_seconds(whole_s)}; {format_seconds(exposed_s)} of "
+            "it is waited for, and backward passes hide the rest."
+        )
     if explanation.tail_samples:
         lines.append(
             f"{explanation.tail_samples} samples are left to whoever is free at the end."
