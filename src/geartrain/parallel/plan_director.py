@@ -19,7 +19,12 @@ from geartrain.parallel.planning import PlanningRequest, check_agreement, make_k
 from geartrain.parallel.saved_state import TrainState, send_state
 from geartrain.planner.curve_fit import predict_s
 from geartrain.planner.exchange import EXACT
-from geartrain.planner.model_profile import ModelProfile, only_devices
+from geartrain.planner.exchange_cost import largest_bucket_bytes
+from geartrain.planner.model_profile import (
+    DEFAULT_BACKWARD_FRACTION,
+    ModelProfile,
+    only_devices,
+)
 from geartrain.planner.pinned_plan import without_tail
 from geartrain.units import format_bytes
 
@@ -36,8 +41,6 @@ if TYPE_CHECKING:
     from geartrain.planner import Plan, Replica
 
 _BATCHNORM_PURPOSE = "batchnorm"
-_BACKWARD_PART = 2 / 3
-"""Of a micro-batch: a matrix product has two gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,10 +301,13 @@ class PlanDirector:
             for rank, replica in zip(keeper.member_ranks, keeper.plan.replicas, strict=True)
             if replica.share
         ]
-        backward_s = min(micro_batches_s) * _BACKWARD_PART
-        self.engine.resize_buckets(
-            choose_bucket_bytes(backward_s, group.predict_s, self.engine.gradient_bytes)
-        )
+        backward_s = min(micro_batches_s) * DEFAULT_BACKWARD_FRACTION
+        gradient_bytes = self.engine.gradient_bytes
+        size = choose_bucket_bytes(backward_s, group.predict_s, gradient_bytes)
+        if keeper.profile.network is not None:
+            # Of buckets on their way together only the last one's start is waited for.
+            size = min(size, largest_bucket_bytes(keeper.profile.network, gradient_bytes))
+        self.engine.resize_buckets(size)
         self._move_residuals()
 
     def _use(self, keeper: PlanKeeper) -> None:

@@ -13,6 +13,8 @@ from geartrain.planner.exchange.ways import Ways
 from geartrain.planner.model_profile import ExchangeNetwork, ModelProfile
 from geartrain.planner.overlap import NO_EXCHANGE, Overlap
 
+SMALLEST_BUCKET_BYTES = 256 * 2**10
+"""Below, what an exchange takes is mostly its start."""
 _RATES_PER_DECADE = 25
 """Hosts whose rates differ by less than a tenth are added to an exchange together."""
 
@@ -64,9 +66,15 @@ def exchange_overlap(profile: ModelProfile, member_ids: Collection[str]) -> Over
         return Overlap(whole_s=whole_s, last_s=whole_s)
     ways = Ways(request)
     whole_s = choose_among(ways, request.policy, request.num_bytes).predicted_s
-    bucket_bytes = math.ceil(request.num_bytes / profile.network.num_buckets)
-    last_s = choose_among(ways, request.policy, bucket_bytes).predicted_s
+    last_bytes = largest_bucket_bytes(profile.network, request.num_bytes)
+    last_s = choose_among(ways, request.policy, last_bytes).predicted_s
     return Overlap(whole_s=whole_s, last_s=min(last_s, whole_s))
+
+
+def largest_bucket_bytes(network: ExchangeNetwork, gradient_bytes: int) -> int:
+    """In how large buckets gradients are planned to be exchanged."""
+    even = math.ceil(gradient_bytes / network.num_buckets)
+    return min(max(even, SMALLEST_BUCKET_BYTES), gradient_bytes)
 
 
 def exchange_request(

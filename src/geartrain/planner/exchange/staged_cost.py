@@ -142,7 +142,8 @@ def choose_num_chunks(loads: StagedLoads, num_bytes: int) -> int:
     ``C = sqrt((time of the stages other than the slowest) / (k alpha))``, where ``k alpha``
     is what a chunk waits for messages one after the other; from 4 to 32, and none below
     ``SMALLEST_CHUNK_BYTES``. One or two where so many hosts exchange that the messages of
-    more chunks would cost more than the pipeline saves.
+    more chunks would cost more than the pipeline saves; and where hosts have less than a
+    core, for their messages then take time that computing needs.
     """
     stages = _all_stages_s(loads)
     hidden_s = (sum(stages) - max(stages)) * num_bytes
@@ -150,8 +151,13 @@ def choose_num_chunks(loads: StagedLoads, num_bytes: int) -> int:
     wanted = math.sqrt(hidden_s / start_s) if start_s > 0 else MOST_CHUNKS
     chunks = min(MOST_CHUNKS, max(FEWEST_CHUNKS, round(wanted)))
     chunks = max(1, min(chunks, num_bytes // SMALLEST_CHUNK_BYTES))
-    tried = sorted({1, min(2, chunks), chunks}, reverse=True)
-    return min(tried, key=lambda count: predict_staged(loads, num_bytes, count).seconds)
+    tried = sorted({1, min(2, chunks), min(4, chunks), chunks}, reverse=True)
+    scarce = max(0.0, 1 / loads.core_fraction - 1)  # more than a core's own time
+    taken_s = scarce * loads.messages * MESSAGE_CPU_S
+    return min(
+        tried,
+        key=lambda count: predict_staged(loads, num_bytes, count).seconds + count * taken_s,
+    )
 
 
 def predict_staged(loads: StagedLoads, num_bytes: int, num_chunks: int) -> Prediction:
