@@ -29,13 +29,15 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ComputeCurve]:
         largest_size: int,
         *,
         most_samples: int = 2**30,
+        hiding_s: float = 0.0,
     ) -> ComputeCurve:
         def run(size: int) -> None:
             if size > most_samples:
                 raise torch.OutOfMemoryError
             now_s[0] += seconds_of(size)
 
-        return measure_curve(run, ROOMY, largest_size, MeasurementSettings())
+        settings = MeasurementSettings(hiding_s=hiding_s)
+        return measure_curve(run, ROOMY, largest_size, settings)
 
     return measured
 
@@ -88,3 +90,21 @@ def test_device_that_holds_no_sample_is_told(
 ) -> None:
     with pytest.raises(DeviceError, match="ran out of memory with a single sample"):
         measure(lambda size: 0.1 * size, 8, most_samples=0)
+
+
+def test_sizes_whose_backward_hides_an_exchange_are_measured_too(
+    measure: Callable[..., ComputeCurve],
+) -> None:
+    plain = measure(lambda size: 0.01 * size, 256)
+    curve = measure(lambda size: 0.01 * size, 256, hiding_s=0.5)
+
+    assert plain.micro_batch_sizes[-1] < 50
+    assert curve.micro_batch_sizes[-1] == 64
+
+
+def test_no_size_is_measured_that_takes_too_long_only_to_hide_an_exchange(
+    measure: Callable[..., ComputeCurve],
+) -> None:
+    curve = measure(lambda size: 0.3 * size, 256, hiding_s=60.0)
+
+    assert curve.seconds[-1] < 2.5

@@ -160,6 +160,17 @@ def test_long_latency_asks_for_fewer_chunks() -> None:
     assert choose_num_chunks(far, SIZE) < choose_num_chunks(near, SIZE)
 
 
+def test_hosts_with_less_than_a_core_send_fewer_messages() -> None:
+    fabric, parts = staged(make_topology([[50] * 4]))
+    whole = staged_loads(fabric, parts, None)
+    tenth = staged_loads(fabric, parts, None, core_fraction=0.1)
+
+    assert choose_num_chunks(tenth, 768 * 1024) < choose_num_chunks(whole, 768 * 1024)
+    assert choose_num_chunks(whole, SIZE) == choose_num_chunks(
+        staged_loads(fabric, parts, None, core_fraction=2.0), SIZE
+    )
+
+
 def test_devices_and_processes_of_a_host_are_stages_of_their_own() -> None:
     topology = make_topology([[500, 500]], memory_bytes_per_s=1e9)
     alone = place(topology, ("h0", "h1"))
