@@ -13,7 +13,7 @@ from geartrain.units import format_seconds
 
 RATE = "100Mbit"
 _NUM_HOSTS = 2
-_ROUNDS = 7
+_ROUNDS = 5
 _TIMEOUT_S = 300.0
 
 
@@ -41,7 +41,7 @@ def measure_overlap(say: Say) -> CaseResult:
         DeviceError: If the lab can't be made or a worker fails.
     """
     spec = parse_links(RATE, _NUM_HOSTS)
-    say(f"overlap: {_NUM_HOSTS} hosts at {RATE}, DDP with its defaults, ddp_hook(model)")
+    say(f"overlap: {_NUM_HOSTS} hosts at {RATE}, plain DDP and ddp_hook(model)")
     with NetworkLab(spec) as lab, Crew(range(_NUM_HOSTS), lab) as crew:
         reports = crew.ask(Order(verb="overlap", repeats=_ROUNDS), _TIMEOUT_S)
     names = list(reports[0].figures)
@@ -60,6 +60,9 @@ def measure_overlap(say: Say) -> CaseResult:
             "num_repeats": _ROUNDS,
             "overlap_fraction": overlap_fraction(
                 compute_s, backward_s, exchange_s, slowest["step_s"]
+            ),
+            "default_cap_overlap_fraction": overlap_fraction(
+                compute_s, backward_s, exchange_s, slowest["default_cap_step_s"]
             ),
             "ddp_overlap_fraction": overlap_fraction(
                 compute_s, backward_s, exchange_s, slowest["ddp_step_s"]
