@@ -451,13 +451,21 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Save everything needed to go on: rank 0 writes, the others return at once.
 
+        With ``setup(compression=...)`` on several hosts all ranks must call it, after the
+        same step: each keeps a part of what its codes lost, and hands it to rank 0. To
+        call it on all ranks is right in any case.
+
         Raises:
             CheckpointError: If it can't be written; an older snapshot there is kept.
+            CommunicationError: If a rank's part of what compression owes did not come.
         """
         self._trained().save(Path(path), self._positions())
 
     def load(self, path: str | Path) -> None:
         """Continue from a snapshot, on this or any other fleet; all ranks call it.
+
+        What the saved run's compression owed goes to whoever codes that part of the
+        gradient now; parts that nobody codes any more are dropped with a warning.
 
         Raises:
             CheckpointError: If it is damaged or belongs to another model.

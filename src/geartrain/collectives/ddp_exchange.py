@@ -268,6 +268,28 @@ class DdpExchange:
         size = choose_bucket_bytes(backward_s, collective.predict_s, self._gradient_bytes)
         return size / _MIB
 
+    def end_step(self, *, applied: bool, scale_factor: float = 1.0) -> None:
+        """Say what became of a step, where a loss scaler may skip it or change its scale.
+
+        Needed with ``compression`` and a ``GradScaler`` only::
+
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            factor = scaler.get_scale() / before
+            exchange.end_step(applied=factor >= 1, scale_factor=factor)
+
+        Args:
+            applied: False if the step was skipped: what codes owed before it is owed
+                again.
+            scale_factor: What the loss scale was multiplied by.
+        """
+        opened = self._exchange.hub.opened(self._collective)
+        for feedback in opened.feedback if opened is not None else ():
+            feedback.end_step(applied=applied)
+            if scale_factor != 1.0:
+                feedback.scale_(scale_factor)
+
     def close(self) -> None:
         """End the exchange on this rank; the model can't be trained on afterwards."""
         self._begun.remove()
