@@ -208,7 +208,11 @@ class ScheduledCollective:
         Stage threads end when their sockets are cut, which is the transport's part. What
         is in flight may still land in the tensors: don't use their memory again before.
         """
-        self._end(CommunicationError(f"gradient exchange stopped: {reason}"))
+        msg = (
+            f"gradient exchange stopped: {reason}. The step was not applied; look at the "
+            "logs of the workers named"
+        )
+        self._end(CommunicationError(msg))
 
     def close(self) -> bool:
         """Fail what is left and end the threads.
