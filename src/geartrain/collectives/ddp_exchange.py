@@ -57,7 +57,7 @@ def ddp_hook(
     *,
     compression: str | None = None,
     topology: Topology | str | Path | None = None,
-    weight: WeightFunction | float | None = None,
+    weight: Callable[..., float] | float | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> DdpExchange:
     """Let a DDP model exchange its gradients by geartrain; all its ranks must call it.
