@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+import geartrain as gt
 from geartrain.parallel.low_communication import DiLoCo, LocalSGD
 from local_ranks import run_ranks
-from parallel.two_racks import Training, train
+from parallel.two_racks import Training, pretend, set_up_on, train
 from small_models import mean_cross_entropy
 from training_jobs import Job, train_by_session
 from worker_sessions import worker_session
@@ -68,3 +69,27 @@ def test_those_left_after_a_loss_go_on_with_one_model(tmp_path: Path) -> None:
     # The twelfth step ends a round of four.
     assert results[0][0] == results[2][0] == 12
     assert torch.equal(results[0][1], results[2][1])
+
+
+def plan_by_measurement(rank: int, world_size: int) -> list[tuple[float, Any]]:
+    """What the plan counts for an exchange a step, and the links that it counts with."""
+    found = []
+    for algorithm in ("exact", DiLoCo(sync_every=50)):
+        training = Training(compression=None, options={"algorithm": algorithm})
+        pretend(training.racks)
+        session = gt.Session()
+        loader, _ = set_up_on(session, training)
+        session.step(next(iter(loader)))
+        assert session._trainer is not None
+        profile = session._trainer.director.keeper.profile
+        found.append((profile.exchange.all_devices_s, profile.network))
+        session.close()
+    return found
+
+
+def test_plans_spread_an_average_over_its_steps() -> None:
+    (exact_s, links), (spread_s, no_links) = run_ranks(plan_by_measurement, 2)[0]
+
+    assert links is not None
+    assert no_links is None  # no gradient hides behind backward
+    assert 0 < spread_s < 0.2 * exact_s

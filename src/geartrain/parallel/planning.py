@@ -16,6 +16,7 @@ from geartrain.parallel.fleet_measurement import (
     declared_profile,
     gather_profile,
 )
+from geartrain.parallel.low_communication import EXACT_ALGORITHM
 from geartrain.parallel.model_measurement import (
     DeviceMemory,
     MeasurementSettings,
@@ -153,6 +154,9 @@ def _make_profile(request: PlanningRequest) -> ModelProfile:
     hiding_s = _hiding_s(request) if network is not None else 0.0
     profile = gather_profile(request.place, facts, lambda: _measure(request, hiding_s))
     profile = replace(profile, network=network)
+    algorithm = request.settings.algorithm
+    if not isinstance(algorithm, str):
+        profile = _amortise(profile, algorithm.sync_every)
     took = format_seconds(time.perf_counter() - started_at_s)
     points = ", ".join(
         f"{curve.device_id}: {len(curve.seconds)} sizes up to {curve.micro_batch_sizes[-1]}"
@@ -162,10 +166,21 @@ def _make_profile(request: PlanningRequest) -> ModelProfile:
     return profile
 
 
+def _amortise(profile: ModelProfile, sync_every: int) -> ModelProfile:
+    """Spread an exchange over the steps that it is made for: models are averaged then."""
+    exchange = replace(
+        profile.exchange,
+        all_devices_s=profile.exchange.all_devices_s / sync_every,
+        with_device_s=tuple(s / sync_every for s in profile.exchange.with_device_s),
+    )
+    return replace(profile, exchange=exchange)
+
+
 def _network(request: PlanningRequest) -> ExchangeNetwork | None:
-    """The links between hosts; None where there is one host."""
+    """The links that gradients take in each step; None where that is within a host."""
     hub = request.place.groups.hub
-    if hub is None or hub.network.is_one_host:
+    is_exact = request.settings.algorithm == EXACT_ALGORITHM
+    if hub is None or hub.network.is_one_host or not is_exact:
         return None
     network = hub.describe()
     return network if request.settings.overlap else replace(network, num_buckets=1)
