@@ -590,6 +590,7 @@ class Trainer:
         """Links are watched where there are any and plans may follow them."""
         hub = self.place.groups.hub
         is_fixed = self.settings.deterministic or self.settings.pinned_plan is not None
+        is_fixed = is_fixed or self._engine.averager is not None  # seldom used links
         if hub is None or hub.network.is_one_host or is_fixed:
             return None
         self._recorder.add_event(0, "linked", describe_links(hub.network.topology))
