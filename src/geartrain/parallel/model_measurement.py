@@ -41,7 +41,7 @@ class MeasurementSettings:
     """Doubling the size must raise throughput by this much to go on."""
     hiding_s: float = 0.0
     """Sizes are tried until a micro-batch takes this long, for its backward then hides an
-    exchange: that is worth more than throughput."""
+    exchange: that is worth more than throughput. The last one may take twice as long."""
     extrapolates: bool = False
     """Allow sizes beyond the measured ones, as far as memory does: with synchronized
     BatchNorm few large micro-batches are worth more than the last percent of speed."""
@@ -133,7 +133,7 @@ def _is_enough(points: _Points, size: int, settings: MeasurementSettings) -> boo
     if len(points.sizes) < settings.min_points:
         return False
     expected_s = points.seconds[-1] * size / points.sizes[-1]
-    too_long = expected_s > settings.longest_run_s
+    too_long = expected_s > max(settings.longest_run_s, 2 * settings.hiding_s)
     hides = points.seconds[-1] >= settings.hiding_s
     return too_long or (hides and points.is_saturated(settings.saturation_gain))
 

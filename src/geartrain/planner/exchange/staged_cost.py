@@ -25,6 +25,8 @@ FEWEST_CHUNKS, MOST_CHUNKS = 4, 32
 25 MB, 2 racks: 1 chunk 74 % of the bound, 4 84 %, 8 90 %, 16 90 %, 32 92 %."""
 SMALLEST_CHUNK_BYTES = 64 * 1024
 """Below, starting the messages costs more than what they carry."""
+_BUCKETS = 8
+"""About so many a model's gradients are exchanged in."""
 _TWO = 2
 
 
@@ -152,7 +154,9 @@ def choose_num_chunks(loads: StagedLoads, num_bytes: int) -> int:
     chunks = min(MOST_CHUNKS, max(FEWEST_CHUNKS, round(wanted)))
     chunks = max(1, min(chunks, num_bytes // SMALLEST_CHUNK_BYTES))
     tried = sorted({1, min(2, chunks), min(4, chunks), chunks}, reverse=True)
-    scarce = max(0.0, 1 / loads.core_fraction - 1)  # more than a core's own time
+    # More than with a core of its own; and filling is waited for after the last bucket
+    # only, while the messages of all take processor time.
+    scarce = _BUCKETS * max(0.0, 1 / loads.core_fraction - 1)
     taken_s = scarce * loads.messages * MESSAGE_CPU_S
     return min(
         tried,
