@@ -5,49 +5,51 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import geartrain as gt
+from geartrain.errors import CommunicationError
+from geartrain.parallel.regroup import Lineage, PlacesDifferError, plan_handover
+from geartrain.parallel.step_engine import StepEngine
+from geartrain.parallel.survivors_buffers import BufferKeeper
+from geartrain.planner import Plan
+from geartrain.telemetry import encode_document
 from local_ranks import run_ranks
 from small_models import mean_cross_entropy
 from training_jobs import (
     Job,
     Result,
     largest_difference,
+    partial_plan,
     relative_error,
     train_by_session,
     train_plainly,
 )
 from worker_sessions import worker_session
 
-Hook = Callable[[Any], Any]
+JOB = Job(num_steps=12)
 
 
 def strike(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def doomed(victims: dict[int, tuple[int, float, int]], rank: int) -> Any:
-    """A loss function in which victims are hit at a call, some seconds into it."""
-    calls = 0
+def doomed(victims: dict[int, tuple[int, float, int]], session: gt.Session) -> Any:
+    """A loss function in which victims are hit in a step, some seconds into it."""
+    armed = session.rank in victims
 
     def loss_fn(output: Any, batch: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        when = victims.get(rank)
-        if when is not None and calls == when[0]:
-            delay_s, number = when[1], when[2]
-            if delay_s < 0:
-                strike(number)
-            else:
-                import threading
-
-                threading.Timer(delay_s, strike, (number,)).start()
+        nonlocal armed
+        if armed and session.step_index == victims[session.rank][0]:
+            armed = False
+            _, delay_s, number = victims[session.rank]
+            threading.Timer(delay_s, strike, (number,)).start()
         return mean_cross_entropy(output, batch)
 
     return loss_fn
@@ -56,18 +58,17 @@ def doomed(victims: dict[int, tuple[int, float, int]], rank: int) -> Any:
 def train(
     rank: int, world_size: int, folder: Path, victims: Any, spec: dict[str, Any]
 ) -> tuple[Result, float]:
-    job = Job(num_steps=12)
     session = worker_session(
         rank, world_size, folder, deterministic=True, on_loss="continue", **spec
     )
-    job = Job(num_steps=12, loss_fn=doomed(victims, rank))
+    job = Job(num_steps=12, loss_fn=doomed(victims, session))
     started_at_s = time.monotonic()
     result = train_by_session(job, session)
     return result, time.monotonic() - started_at_s
 
 
 def check(results: list[Any], survivors: list[int]) -> None:
-    expected = train_plainly(Job(num_steps=12))
+    expected = train_plainly(JOB)
     for rank in survivors:
         result, _ = results[rank]
         assert largest_difference(result.losses, expected.losses) < 1e-6
@@ -87,3 +88,131 @@ def test_training_goes_on_without_a_killed_rank_as_on_one_device(
 
     assert results[1] is None
     check(results, [0, 2])
+
+
+def fail_at_the_end(rank: int, step: int, *, victim: int, behind: int) -> None:
+    """Let a rank die right after a step's exchange, and another one not notice its end."""
+    original = StepEngine._exchange
+    num_calls = 0
+
+    def exchange(self: StepEngine, *args: Any, **options: Any) -> Any:
+        nonlocal num_calls
+        trailer = original(self, *args, **options)
+        num_calls += 1
+        if num_calls == step and rank == victim:
+            strike(signal.SIGKILL)
+        if num_calls == step and rank == behind:
+            msg = "the end of the exchange was lost"
+            raise CommunicationError(msg)
+        return trailer
+
+    StepEngine._exchange = exchange  # type: ignore[method-assign]  # a process of its own
+
+
+def train_with_one_behind(
+    rank: int, world_size: int, folder: Path, behind: int, step: int, job: Job
+) -> tuple[Result, float]:
+    session = worker_session(
+        rank, world_size, folder, deterministic=True, on_loss="continue"
+    )
+    fail_at_the_end(rank, step, victim=1, behind=behind)
+    return train_by_session(job, session), 0.0
+
+
+@pytest.mark.parametrize("step", [6, 12], ids=["middle", "last"])
+@pytest.mark.parametrize("behind", [0, 2])
+def test_step_that_only_some_applied_is_handed_on(
+    tmp_path: Path, behind: int, step: int
+) -> None:
+    results = run_ranks(train_with_one_behind, 3, tmp_path, behind, step, JOB, may_die=[1])
+
+    check(results, [0, 2])
+
+
+def train_by_plan(
+    rank: int, world_size: int, folder: Path, plan: Plan, victims: Any, spec: dict[str, Any]
+) -> tuple[Result, float]:
+    path = folder / "plan.json"
+    if rank == 0:
+        text = encode_document(plan).decode()
+        path.write_text(text.replace("cpu#", "emulated:"))
+    session = worker_session(
+        rank, world_size, folder, plan_path=str(path), on_loss="continue", **spec
+    )
+    job = Job(num_steps=12, loss_fn=doomed(victims, session))
+    return train_by_session(job, session), 0.0
+
+
+def test_device_that_was_left_out_gets_the_state_and_a_share(tmp_path: Path) -> None:
+    victims = {1: (7, 0.0, signal.SIGKILL)}
+    plan = partial_plan({0: 8, 1: 4}, 3)
+
+    results = run_ranks(train_by_plan, 3, tmp_path, plan, victims, {}, may_die=[1])
+
+    check(results, [0, 2])
+
+
+def train_with_tail(
+    rank: int, world_size: int, folder: Path, victims: Any
+) -> tuple[Result, float]:
+    session = worker_session(
+        rank, world_size, folder, on_loss="continue", tail_fraction=0.5
+    )
+    job = Job(
+        num_steps=12, loss_fn=doomed(victims, session), options={"micro_batch_size": 1}
+    )
+    return train_by_session(job, session), 0.0
+
+
+def test_shared_tail_is_shared_among_those_left(tmp_path: Path) -> None:
+    results = run_ranks(
+        train_with_tail, 3, tmp_path, {1: (6, 0.0, signal.SIGKILL)}, may_die=[1]
+    )
+
+    check(results, [0, 2] if results[1] is None else [0, 1, 2])
+
+
+def lineage(rank: int, num_steps: int, **options: Any) -> Lineage:
+    fields = {"holds_state": True, "num_together": 0} | options
+    return Lineage(rank=rank, num_steps=num_steps, **fields)
+
+
+def test_state_is_given_to_all_that_are_behind() -> None:
+    rows = [lineage(0, 4), lineage(1, 5), lineage(2, 4, holds_state=False), lineage(4, 5)]
+
+    handover = plan_handover(rows)
+
+    assert (handover.source, handover.to, handover.num_steps) == (1, (0, 2), 5)
+    assert handover.holders == (0, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [lineage(0, 4), lineage(2, 5, holds_state=False)],
+        [lineage(0, 4), lineage(2, 6)],
+        [lineage(0, 4), lineage(2, 4, num_together=1)],
+    ],
+    ids=["without state", "two steps", "evaluated"],
+)
+def test_ranks_at_different_places_do_not_go_on(rows: list[Lineage]) -> None:
+    with pytest.raises(PlacesDifferError, match="at different places"):
+        plan_handover(rows)
+
+
+def test_buffers_are_as_before_the_step() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model.register_buffer("mask", torch.ones(2))
+    keeper = BufferKeeper(model)
+    model(torch.randn(5, 3))
+    keeper.keep()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    model(torch.randn(5, 3))
+    model.mask.zero_()  # type: ignore[operator]  # a buffer
+    keeper.restore()
+
+    assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+    model(torch.randn(5, 3))
+    keeper.restore()  # nothing was begun since
+    assert not torch.equal(model[1].running_mean, before["1.running_mean"])

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FIND_MISSING_S = 2.0
-_SLICE_S = 0.25
-"""How often a wait looks whether it is in vain."""
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
 
 
 @dataclass(slots=True)
@@ -116,12 +116,11 @@ class Rendezvous:
     ) -> bytes:
         assert self.store is not None
         try:
-            while not self._is_there(key, deadline_at_s):
-                reason = self.interruption() if self.interruption is not None else None
-                # What was answered before the loss still counts, on every rank.
-                if reason is not None and not self.store.check([key]):
-                    msg = f"the {topic} of all ranks will not come together: {reason}"
-                    raise CommunicationError(msg)
+            # What was answered before the loss still counts, on every rank.
+            if not self._is_there(key, deadline_at_s) and not self.store.check([key]):
+                reason = self.interruption() if self.interruption is not None else ""
+                msg = f"the {topic} of all ranks will not come together: {reason}"
+                raise CommunicationError(msg)
             return bytes(self.store.get(key))
         except (RuntimeError, ConnectionError) as error:
             msg = (
@@ -131,18 +130,24 @@ class Rendezvous:
             raise CommunicationError(msg) from error
 
     def _is_there(self, key: str, deadline_at_s: float) -> bool:
-        """Wait for a key for a while; False when it is to be asked again.
+        """Wait for a key; False as soon as the wait is in vain.
 
         Raises:
             RuntimeError: After the deadline, or if the store is gone.
         """
         assert self.store is not None
         left_s = max(deadline_at_s - time.monotonic(), 0.001)
-        is_sliced = self.interruption is not None and left_s > _SLICE_S
-        try:
-            self.store.wait([key], timedelta(seconds=_SLICE_S if is_sliced else left_s))
-        except (RuntimeError, ConnectionError):
-            if not is_sliced:
-                raise
-            return bool(self.store.check([key]))  # raises where the store is gone
-        return True
+        if self.interruption is None:
+            self.store.wait([key], timedelta(seconds=left_s))
+            return True
+        # Asked again and again, since torch prints a warning whenever a wait times out.
+        pause_s = _FIRST_PAUSE_S
+        while time.monotonic() < deadline_at_s:
+            if self.store.check([key]):
+                return True
+            if self.interruption() is not None:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        msg = f"{key} was not set in time"
+        raise RuntimeError(msg)

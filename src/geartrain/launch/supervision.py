@@ -213,6 +213,8 @@ def _loss_reason(
     if left < situation.min_devices:
         return f"{reason}; {left} devices are left, at least {situation.min_devices} must"
     said = [w.failure.error for w in others if w.failure is not None and w.rank == 0]
+    if said and cause.loss is not None:
+        return said[0].partition(": ")[2] or said[0]  # it begins with what was noticed
     if said:
         return f"{reason}; {said[0].partition(': ')[2] or said[0]}"
     return f"{reason}, and the others did not go on without it"

@@ -130,7 +130,7 @@ def _device_table(snapshot: ProgressSnapshot) -> Table:
     for device in snapshot.recent.devices:
         table.add_row(
             Text(device.device_id),
-            str(device.last_share),
+            str(device.last_share) if device.lost_at_step is None else "lost",
             _bar(device),
             f"{device.busy_fraction:.2f}",
         )

@@ -50,6 +50,7 @@ class RunProgress:
         self._num_steps = 0
         self._bound_event: RunEvent | None = None
         self._last_event: RunEvent | None = None
+        self._losses: list[RunEvent] = []
         self._new_events: list[RunEvent] = []
         self._total_steps: int | None = None
         self._epoch: int | None = None
@@ -85,7 +86,10 @@ class RunProgress:
         warm_up = max(0, NUM_WARM_UP_STEPS - (self._num_steps - len(self._window)))
         recent = summarise(
             [record for group in self._window for record in group],
-            [] if self._bound_event is None else [self._bound_event],
+            [
+                *self._losses,
+                *([] if self._bound_event is None else [self._bound_event]),
+            ],
             self._plan,
             num_warm_up_steps=warm_up,
         )
@@ -112,6 +116,8 @@ class RunProgress:
     def _take_event(self, event: RunEvent) -> None:
         self._last_event = event
         self._new_events.append(event)
+        if event.kind == "lost":
+            self._losses.append(event)
         if bound_of(event, self._plan) is not None:
             self._bound_event = event
         self._total_steps = known_total([event]) or self._total_steps

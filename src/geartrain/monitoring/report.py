@@ -120,7 +120,9 @@ def _device_table(summary: RunSummary) -> str:
         (
             device.device_id,
             str(device.num_samples),
-            str(device.last_share),
+            str(device.last_share)
+            if device.lost_at_step is None
+            else f"lost at step {device.lost_at_step}",
             f"{device.busy_fraction:.3f}",
             f"{device.exchange_fraction:.3f}",
             f"{device.data_fraction:.3f}",

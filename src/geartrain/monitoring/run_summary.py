@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geartrain.planner import Plan
 from geartrain.telemetry import RunEvent, StepRecord
@@ -31,6 +31,8 @@ class DeviceSummary:
     data_fraction: float
     busy_s: float
     peak_memory_bytes: int
+    lost_at_step: int | None = None
+    """The first step that the others made without it; None while it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,7 @@ def summarise(
     measured_samples = sum(step.num_samples for step in measured)
     rate = measured_samples / measured_s if measured_s > 0 else 0.0
     bound = _mean_bound(measured, bounds_per_step(measured, events, plan))
-    devices = _summarise_devices(measured)
+    devices = _mark_lost(_summarise_devices(measured), events)
     return RunSummary(
         num_steps=len(steps),
         num_samples=sum(step.num_samples for step in steps),
@@ -175,6 +177,15 @@ def summarise(
         num_slowdowns=sum(event.kind == "slowdown" for event in events),
         total_steps=known_total(events),
         devices=devices,
+    )
+
+
+def _mark_lost(
+    devices: Sequence[DeviceSummary], events: Iterable[RunEvent]
+) -> tuple[DeviceSummary, ...]:
+    lost = {event.device_id: event.step for event in events if event.kind == "lost"}
+    return tuple(
+        replace(device, lost_at_step=lost.get(device.device_id)) for device in devices
     )
 
 

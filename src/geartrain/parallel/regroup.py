@@ -40,6 +40,10 @@ _GOODBYE_S = 30.0
 _POLL_S = 0.01
 
 
+class PlacesDifferError(CommunicationError):
+    """The survivors know each other, but can't go on together; all of them raise it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
     """How far a rank is."""
@@ -70,7 +74,7 @@ def plan_handover(lineages: list[Lineage]) -> Handover:
     """Decide whose state the survivors go on with.
 
     Raises:
-        CommunicationError: If they can't all get there: somebody is further than those
+        PlacesDifferError: If they can't all get there: somebody is further than those
             that hold the state, or they are at different places of the script.
 
     >>> behind = Lineage(rank=0, num_steps=7, holds_state=True, num_together=0)
@@ -88,11 +92,8 @@ def plan_handover(lineages: list[Lineage]) -> Handover:
             f"{lineage.num_together} evaluations"
             for lineage in lineages
         )
-        msg = (
-            f"those that are left can't go on from one place ({places}); start again and "
-            "load the last save"
-        )
-        raise CommunicationError(msg)
+        msg = f"those that are left are at different places of the run ({places})"
+        raise PlacesDifferError(msg)
     return Handover(
         num_steps=furthest.num_steps,
         source=furthest.rank,
@@ -167,6 +168,7 @@ class Regrouper:
         Raises:
             CommunicationError: The one given, if nobody was lost; another, if they can't
                 go on.
+            PlacesDifferError: On all of them, if they can't go on from one place.
             InfeasiblePlanError: If no plan exists for the devices that are left.
         """
         while True:
@@ -197,7 +199,8 @@ class Regrouper:
             self.recorder.add_event(
                 num_steps,
                 "lost",
-                f"was lost: {gathering.reason}; {len(gathering.ranks)} devices go on",
+                f"was lost: {gathering.reason_of(rank)}; "
+                f"{len(gathering.ranks)} devices go on",
                 self.groups.device_ids[rank],
             )
         self.recorder.lose(lost)
@@ -216,7 +219,7 @@ class Regrouper:
                 device_id=self.groups.device_ids[rank],
                 at_s=gathering.noticed_at_s,
                 step=self.state().step_index,
-                reason=gathering.reason,
+                reason=gathering.reason_of(rank),
             )
             write_document(self.run_dir / WorkerLoss.file_name(rank), loss)
 

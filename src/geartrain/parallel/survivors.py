@@ -57,9 +57,17 @@ class Gathering:
     collective: ScheduledCollective | None
     """The exchange of them all; None for a single one."""
     reason: str
-    """What was noticed, in words."""
+    """What was noticed first, in words."""
+    suspects: tuple[int, ...]
+    """Of whom it was noticed."""
     noticed_at_s: float
     """Unix time."""
+
+    def reason_of(self, rank: int) -> str:
+        """Why a rank that is not among them is not."""
+        if rank in self.suspects:
+            return self.reason
+        return f"it did not answer when the others gathered, since {self.reason}"
 
 
 class Survivors:
@@ -224,6 +232,7 @@ class Survivors:
                 hub=hub,
                 collective=collective,
                 reason=reason,
+                suspects=fault.suspects,
                 noticed_at_s=noticed_at_s,
             )
         msg = f"{reason}; those left could not be joined in {_MOST_ATTEMPTS} attempts"

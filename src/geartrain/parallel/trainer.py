@@ -30,7 +30,7 @@ from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.low_communication import AVERAGES, ModelAverager
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
-from geartrain.parallel.regroup import Regrouper
+from geartrain.parallel.regroup import PlacesDifferError, Regrouper
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
 from geartrain.parallel.saved_state import TrainState, load_state, save_state
@@ -502,7 +502,10 @@ class Trainer:
         if self.settings.sync_batchnorm:
             self._give_up(error, "synchronized BatchNorm belongs to all devices")
         regrouper.buffers.restore()
-        outcome = regrouper.settle(error, self.step_index)
+        try:
+            outcome = regrouper.settle(error, self.step_index)
+        except PlacesDifferError as apart:
+            self._save_and_raise(apart, f"{apart}")
         self._num_opened = 0
         self._watch = None  # links are watched among all ranks or not at all
         if outcome is not None:
@@ -533,17 +536,22 @@ class Trainer:
         """Save the state before the step, and raise what to do with it."""
         regrouper = self._regrouper
         assert regrouper is not None
-        assert self.spec is not None
         regrouper.buffers.restore()
         gathering = regrouper.gather(error, self.step_index)
+        self._save_and_raise(
+            error,
+            f"{gathering.reason}. The step was not applied and can't be done again: {why}",
+        )
+
+    def _save_and_raise(self, error: CommunicationError, reason: str) -> NoReturn:
+        assert self.spec is not None
         if self._is_step_open and self.active_loader is not None:
             self.active_loader.hand_back()
         path = Path(self.spec.run_dir) / "checkpoint"
         self.save(path, self.positions())
         msg = (
-            f"{gathering.reason}. The step was not applied and can't be done again: {why}. "
-            f"The state after {self.step_index} steps is in {path}; start again and "
-            "session.load() it: nothing is lost"
+            f"{reason}. The state after {self.step_index} steps is in {path}; start again "
+            "and session.load() it: nothing is lost"
         )
         raise CommunicationError(msg) from error
 
