@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from geartrain.launch.supervision import (
     CAUSE_GRACE_S,
     EXIT_GRACE_S,
+    LOSS_GRACE_S,
     Situation,
     WorkerState,
     decide,
+    excluded_workers,
 )
-from geartrain.parallel.worker_spec import STOPPED_EXIT_CODE, WorkerFailure
+from geartrain.parallel.worker_spec import STOPPED_EXIT_CODE, WorkerFailure, WorkerLoss
 
 NOW_S = 100.0
 
@@ -24,6 +26,7 @@ def worker(
     ended_at_s: float = NOW_S,
     failure: WorkerFailure | None = None,
     out_of_memory_kills: int = 0,
+    loss: WorkerLoss | None = None,
 ) -> WorkerState:
     return WorkerState(
         rank=rank,
@@ -32,6 +35,7 @@ def worker(
         ended_at_s=None if exit_code is None else ended_at_s,
         failure=failure,
         out_of_memory_kills=out_of_memory_kills,
+        loss=loss,
     )
 
 
@@ -211,3 +215,98 @@ def test_run_always_ends_once_all_workers_have(
 
     assert verdict.action == "end"
     assert (verdict.outcome == "finished") == (verdict.exit_code == 0)
+
+
+def loss(rank: int, *, at_s: float = NOW_S) -> WorkerLoss:
+    return WorkerLoss(
+        rank=rank, device_id=f"cpu:{rank}", at_s=at_s, step=7, reason="cpu:1 was silent"
+    )
+
+
+def while_going_on(
+    *workers: WorkerState, now_s: float = NOW_S, min_devices: int = 1
+) -> Situation:
+    return Situation(workers=workers, now_s=now_s, goes_on=True, min_devices=min_devices)
+
+
+def test_killed_worker_does_not_end_a_run_that_goes_on() -> None:
+    killed = worker(1, -signal.SIGKILL)
+
+    assert decide(while_going_on(worker(0), killed, worker(2))).action == "watch"
+    assert decide(situation(worker(0), killed, worker(2))).action == "end"
+
+
+def test_loss_of_rank_0_ends_every_run() -> None:
+    verdict = decide(while_going_on(worker(0, -signal.SIGKILL), worker(1)))
+
+    assert (verdict.action, verdict.outcome) == ("end", "failed")
+    assert verdict.reason.startswith("was killed by SIGKILL, and the run can't go on")
+
+
+def test_run_is_finished_when_all_but_the_lost_have_ended_with_zero() -> None:
+    workers = (worker(0, 0), worker(1, -signal.SIGKILL, loss=loss(1)), worker(2, 0))
+
+    verdict = decide(while_going_on(*workers))
+
+    assert (verdict.action, verdict.outcome, verdict.exit_code) == ("end", "finished", 0)
+
+
+def test_script_error_ends_a_run_that_goes_on() -> None:
+    verdict = decide(while_going_on(worker(0), worker(1, 1, failure=failure(1))))
+
+    assert (verdict.action, verdict.outcome) == ("end", "failed")
+
+
+def test_frozen_worker_that_was_excluded_is_to_be_killed_and_not_waited_for() -> None:
+    frozen = worker(1, loss=loss(1))
+    situation = while_going_on(worker(0, 0), frozen, worker(2, 0))
+
+    assert excluded_workers(situation) == (frozen,)
+    assert decide(situation).outcome == "finished"
+
+
+def test_failure_of_a_worker_that_was_excluded_does_not_count() -> None:
+    woken = worker(1, 1, failure=failure(1, secondary=True), loss=loss(1))
+
+    assert decide(while_going_on(worker(0), woken)).action == "watch"
+
+
+def test_killed_worker_ends_the_run_where_nobody_says_to_go_on() -> None:
+    killed = worker(1, -signal.SIGKILL, ended_at_s=NOW_S)
+    later_s = NOW_S + LOSS_GRACE_S
+
+    assert decide(while_going_on(worker(0), killed, now_s=later_s - 0.1)).action == "watch"
+    verdict = decide(while_going_on(worker(0), killed, now_s=later_s + 0.1))
+    assert verdict.action == "end"
+    assert verdict.reason == (
+        "was killed by SIGKILL, and the others did not go on without it"
+    )
+
+
+def test_survivors_that_cant_go_on_are_not_the_cause() -> None:
+    said = failure(0, secondary=True, error="CommunicationError: load the last save")
+    workers = (worker(0, 1, failure=said), worker(1, -signal.SIGKILL))
+
+    verdict = decide(while_going_on(*workers))
+
+    assert verdict.cause is not None
+    assert verdict.cause.rank == 1
+    assert verdict.reason == "was killed by SIGKILL; load the last save"
+
+
+def test_too_few_devices_end_the_run() -> None:
+    workers = (worker(0), worker(1, loss=loss(1)), worker(2))
+
+    verdict = decide(while_going_on(*workers, min_devices=3))
+
+    assert (verdict.action, verdict.outcome) == ("end", "failed")
+    assert verdict.reason.endswith("2 devices are left, at least 3 must")
+
+
+def test_stop_is_not_held_up_by_a_lost_worker() -> None:
+    workers = (worker(0, STOPPED_EXIT_CODE), worker(1, loss=loss(1)))
+    stopping = Situation(
+        workers=workers, now_s=NOW_S, goes_on=True, stop_requested_at_s=NOW_S - 1
+    )
+
+    assert decide(stopping).outcome == "stopped"
