@@ -9,13 +9,11 @@ it and returns. The threads of the exchange complete DDP's future while backward
 
 from __future__ import annotations
 
-import logging
-import math
 import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +29,13 @@ from geartrain.collectives.process_exchange import (
     ProcessExchange,
     join_exchange,
 )
+from geartrain.collectives.sample_weights import (
+    NothingPending,
+    Pending,
+    SampleWeights,
+    WeightFunction,
+    checked_weight,
+)
 from geartrain.collectives.torch_collective import apply_weight_
 from geartrain.errors import CommunicationError, ConfigError
 
@@ -40,16 +45,7 @@ if TYPE_CHECKING:
     from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
     from geartrain.topology.profile import Topology
 
-logger = logging.getLogger(__name__)
-
-WeightFunction = Callable[..., float]
-"""From the arguments of a forward pass to the number of samples in it."""
-
 _MIB = 2**20
-
-
-class _Pending(Protocol):
-    def wait(self) -> object: ...
 
 
 def ddp_hook(
@@ -118,56 +114,6 @@ def _register(model: DistributedDataParallel, state: DdpExchange) -> None:
 
 
 @dataclass(slots=True)
-class _Weights:
-    """Agrees on how many samples the ranks have, beside the forward pass.
-
-    A bucket leaves before the total is known, so it is multiplied by samples / nominal,
-    where the nominal total is that of the step before, and scaled once it came if the
-    total turned out to be another.
-    """
-
-    of_forward: WeightFunction | float
-    device: torch.device
-    nominal: float | None = None
-    own: float = 1.0
-    total: torch.Tensor | None = None
-    pending: _Pending | None = None
-
-    def begin(
-        self,
-        args: tuple[Any, ...],  # Any: the model's own arguments
-        kwargs: dict[str, Any],
-        start: Callable[[torch.Tensor], _Pending],
-    ) -> None:
-        """Tell the others this rank's samples; does not wait for theirs."""
-        value = self.of_forward
-        self.own = _checked(value(*args, **kwargs) if callable(value) else value)
-        self.total = torch.tensor([self.own], dtype=torch.float32, device=self.device)
-        self.pending = start(self.total)
-
-    def part(self) -> float:
-        """What this rank's gradients are multiplied by when they leave."""
-        if self.nominal is None:
-            # The first step only: nothing is known yet.
-            self.nominal = self._total() or 1.0
-        return self.own / self.nominal
-
-    def end(self) -> None:
-        """Take the total for the next step's nominal one."""
-        self.nominal = self._total() or self.nominal
-
-    def _total(self) -> float:
-        if self.pending is None or self.total is None:
-            msg = (
-                "backward came without a forward pass that says how many samples it has; "
-                "call the DDP model itself, not its .module"
-            )
-            raise ConfigError(msg)
-        self.pending.wait()
-        return float(self.total)
-
-
-@dataclass(slots=True)
 class _Sent:
     """A bucket under way, and DDP's future of it."""
 
@@ -176,7 +122,7 @@ class _Sent:
     nominal: float = 1.0
     total: torch.Tensor | None = None
     """Weights only: what was divided by, and what should have been."""
-    pending: _Pending | None = None
+    pending: Pending | None = None
     _is_complete: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -219,7 +165,7 @@ class DdpExchange:
         self._group = model.process_group
         self._num_ranks = exchange.rendezvous.world_size
         self._is_lossy = choices.compression is not None
-        self._weights = None if weight is None else _Weights(weight, device)
+        self._weights = None if weight is None else SampleWeights(weight, device)
         self._collective: ScheduledCollective | None = None
         if self._num_ranks > 1 and not uses_vendor_library(exchange.network):
             self._collective = exchange.open()
@@ -251,7 +197,7 @@ class DdpExchange:
                 "ddp_hook(model, weight=1)"
             )
             raise ConfigError(msg)
-        self._weights.of_forward = _checked(num_samples)
+        self._weights.of_forward = checked_weight(num_samples)
 
     def bucket_cap_mb(self, backward_s: float) -> float:
         """What ``DistributedDataParallel(bucket_cap_mb=...)`` should be on these links.
@@ -345,11 +291,11 @@ class DdpExchange:
         # Runs with the library's stream as the current one, once the sum is queued there.
         work.get_future().then(lambda _: self._done(sent, None))
 
-    def _start_total(self, total: torch.Tensor) -> _Pending:
+    def _start_total(self, total: torch.Tensor) -> Pending:
         if self._collective is not None:
             return self._collective.all_reduce(total)
         if self._num_ranks == 1:
-            return _Local()
+            return NothingPending()
         return self._library_sum(total)
 
     def _library_sum(self, tensor: torch.Tensor) -> Work:
@@ -428,18 +374,3 @@ class DdpExchange:
         """Call back at the end of the backward pass that is under way."""
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - no public way
         engine.queue_callback(callback)
-
-
-class _Local:
-    """A sum over one rank."""
-
-    def wait(self) -> None:
-        pass
-
-
-def _checked(num_samples: float) -> float:
-    number = float(num_samples)
-    if not (math.isfinite(number) and number >= 0.0):
-        msg = f"a rank's weight of {number} must be a number of samples, >= 0"
-        raise ConfigError(msg)
-    return number
