@@ -52,6 +52,8 @@ DECLARED_MICRO_BATCH_SIZE = 8
 
 _HIDING_MARGIN = 1.25
 """Compute and exchange share processors, so an exchange may take longer than predicted."""
+_LONGEST_HIDING_S = 2.0
+"""Measuring longer micro-batches would take longer than they save."""
 _OPTIMIZER_COPIES = 2
 """Adam's two moments; what an optimizer really keeps is not known before a step."""
 
@@ -193,7 +195,8 @@ def _hiding_s(request: PlanningRequest) -> float:
         return 0.0
     everyone = hub.request(range(request.place.world_size))
     exchange = choose(replace(everyone, num_bytes=request.engine.gradient_bytes))
-    return _HIDING_MARGIN * exchange.predicted_s / DEFAULT_BACKWARD_FRACTION
+    hiding_s = _HIDING_MARGIN * exchange.predicted_s / DEFAULT_BACKWARD_FRACTION
+    return min(hiding_s, _LONGEST_HIDING_S)
 
 
 def _declared_size(request: PlanningRequest) -> int:
