@@ -47,7 +47,7 @@ class FakeNetwork:
             Description(
                 host_id=f"h{i}",
                 name=names[i] if names else f"h{i}",
-                boot_id="boot",
+                boot_id=f"boot{i}",
                 network_namespace=str(i),
                 address=f"10.0.{i // 200}.{i % 200 + 1}",
                 interface="eth0",

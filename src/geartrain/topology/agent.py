@@ -34,6 +34,7 @@ from geartrain.topology.agent_protocol import (
 from geartrain.topology.flows import close_now
 from geartrain.topology.host_identity import HostIdentity, read_host_identity
 from geartrain.topology.interfaces import interface_of
+from geartrain.topology.priority import raise_priority
 from geartrain.topology.shared_memory import measure_copy_rate
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ class LinkAgent:
             thread.join(timeout=_HANDSHAKE_S)
 
     def _accept(self, listener: socket.socket) -> None:
+        raise_priority()
         while True:
             try:
                 sock, _ = listener.accept()
@@ -178,6 +180,7 @@ class LinkAgent:
 
     def _handle(self, sock: socket.socket) -> None:
         parked = False
+        raise_priority()  # this thread only waits and passes on
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             flow_id = greet(sock, self._token, _HANDSHAKE_S)

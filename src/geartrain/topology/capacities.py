@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, permutations
+from statistics import median
 
 from geartrain.topology.arrivals import RateReading, joint_rate
 from geartrain.topology.clustering import Racks
 from geartrain.topology.instrument import Survey
-from geartrain.topology.limits import group_bytes
-from geartrain.topology.readings import typical_reading
+from geartrain.topology.limits import Stage, group_bytes
+from geartrain.topology.readings import LONG_ENOUGH_S, agreed_reading, typical_reading
 from geartrain.topology.rounds import Flow, FlowReading
-from geartrain.topology.tournament import disjoint_rounds, tournament_rounds
 
 Link = tuple[int, int]
 """(source, target) positions of hosts."""
 
 _PEERS = 2
+_MOST_PEERS = 16
 _ROSE = 1.2
 """A reading that grows by this with more peers was limited by the peers."""
-_NIC_PART = 0.75
-_MOST_PEERS = 8
-_TRIES = 3
-"""A group whose flows hardly ran at the same time is run again."""
-_UPLINK_PART = 0.7
+_LOW = 0.85
+"""Of what was expected: a busy moment, or truly slower. Once more, alone."""
+_REPEATS = 2
+_AGREE = 0.9
+_NIC_PART = 0.6
+_UPLINK_PART = 0.4
 _BETWEEN_PART = 0.4
 _SMALLEST_STAR = 3
 """A rack with fewer hosts has no third one to help."""
@@ -40,12 +42,56 @@ class Capacity:
     """The best reading of the way in."""
 
 
-@dataclass(slots=True)
-class _Readings:
-    """All readings of one capacity."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """Links that run together in one direction, and whose ways they fill."""
 
-    sends: list[RateReading] = field(default_factory=list)
-    receives: list[RateReading] = field(default_factory=list)
+    links: tuple[Link, ...]
+    sender: int | None = None
+    """Position of the capacity whose way out it measures."""
+    receiver: int | None = None
+    """Position of the capacity whose way in it measures."""
+
+    @property
+    def ways(self) -> tuple[tuple[str, int], ...]:
+        """What it measures."""
+        ends = (("send", self.sender), ("receive", self.receiver))
+        return tuple((way, position) for way, position in ends if position is not None)
+
+
+@dataclass(slots=True)
+class Readings:
+    """All readings of some capacities, by (way, position)."""
+
+    by_way: dict[tuple[str, int], list[RateReading]] = field(default_factory=dict)
+
+    def add(self, burst: Burst, reading: RateReading | None) -> None:
+        """Keep what a burst read."""
+        for key in burst.ways if reading is not None else ():
+            self.by_way.setdefault(key, []).append(reading)  # type: ignore[arg-type]  # not None
+
+    def best(self, key: tuple[str, int]) -> RateReading | None:
+        """The highest of one capacity's that is not alone."""
+        return agreed_reading(self.by_way.get(key, ()))
+
+    def is_settled(self, burst: Burst, expected: float | None) -> bool:
+        """Whether a burst need not be repeated.
+
+        Args:
+            burst: Of which a first reading was tried.
+            expected: bytes/s; a single reading far from it is doubted. None: any is.
+        """
+        return all(self._is_settled(key, expected) for key in burst.ways)
+
+    def _is_settled(self, key: tuple[str, int], expected: float | None) -> bool:
+        rates = sorted(r.bytes_per_s for r in self.by_way.get(key, ()) if r.is_steady)
+        if len(rates) > 1 and rates[-2] >= _AGREE * rates[-1]:
+            return True
+        return (
+            expected is not None
+            and bool(rates)
+            and _LOW * expected <= rates[-1] <= _ROSE * expected
+        )
 
 
 def measure_nics(survey: Survey, racks: Racks) -> list[Capacity]:
@@ -58,210 +104,186 @@ def measure_nics(survey: Survey, racks: Racks) -> list[Capacity]:
     Returns:
         A capacity for each host, in order; unread for a host alone in its rack.
     """
-    pairs = [Capacity() for _ in range(survey.num_hosts)]
+    known = Readings()
     for rack in racks:
         for host in rack:
-            pairs[host] = _typical_pair(survey, host, rack)
-    stars = [_Readings() for _ in pairs]
-    owners = [(host,) for host in range(survey.num_hosts)]
-    wide = [(host, rack, _PEERS) for rack in racks for host in rack if len(rack) > 1]
+            _note_pairs(survey, known, host, rack)
     reserve = survey.limits.uplink_reserve(survey.num_hosts) if len(racks) > 1 else 0
-    part = _NIC_PART
+    wide = [(host, rack, _PEERS) for rack in racks for host in rack if len(rack) > 1]
+    stars = Readings()
     while wide:
-        groups = []
-        for host, rack, num_peers in wide:
-            star = _star(host, rack, num_peers)
-            links = _both_ways((host, peer) for peer in star[1:])
-            groups.append(_Group(links=links, heads=(host,)))
-        before = [_settle(pairs[host], stars[host]) for host in range(survey.num_hosts)]
-        _measure_groups(survey, groups, stars, owners, _Spending(part=part, keep=reserve))
-        part = 1.0
+        before = [_settle(known, stars, host) for host in range(survey.num_hosts)]
+        bursts = [b for host, rack, peers in wide for b in _star_bursts(host, rack, peers)]
+        budget = int(_NIC_PART * (survey.instrument.left_bytes - reserve))
+        size = group_bytes(max(budget, 0), sum(len(burst.links) for burst in bursts))
+        _run(survey, bursts, stars, size, "nics")
+        _repeat_odd(survey, bursts, known, stars, size, reserve)
         wide = [
-            (host, rack, 2 * num_peers)
-            for host, rack, num_peers in wide
-            if num_peers <= _MOST_PEERS and _rose(before[host], stars[host])
+            (host, rack, 2 * peers)
+            for host, rack, peers in wide
+            if 2 * peers <= min(_MOST_PEERS, 2 * (len(rack) - 2))
+            and _rose(before[host], _settle(known, stars, host))
         ]
-    return [_settle(pair, star) for pair, star in zip(pairs, stars, strict=True)]
+    return [_settle(known, stars, host) for host in range(survey.num_hosts)]
 
 
-def _typical_pair(survey: Survey, host: int, rack: Sequence[int]) -> Capacity:
-    """The median of what a host's pairs inside its rack read."""
+def _note_pairs(survey: Survey, known: Readings, host: int, rack: Sequence[int]) -> None:
+    """Take what a host's pairs inside its rack typically read as a first reading."""
     rates = survey.readings.rates
     sends = [rates[host, peer] for peer in rack if (host, peer) in rates]
     receives = [rates[peer, host] for peer in rack if (peer, host) in rates]
-    return Capacity(send=typical_reading(sends), receive=typical_reading(receives))
+    known.add(Burst(links=(), sender=host), typical_reading(sends))
+    known.add(Burst(links=(), receiver=host), typical_reading(receives))
 
 
-def _settle(pair: Capacity, star: _Readings) -> Capacity:
-    """The pairs' rate, or that of stars where those carry more."""
+def _star_bursts(host: int, rack: Sequence[int], num_peers: int) -> Iterator[Burst]:
+    _, *peers = _star(host, rack, num_peers)
+    yield Burst(links=tuple((host, peer) for peer in peers), sender=host)
+    yield Burst(links=tuple((peer, host) for peer in peers), receiver=host)
+
+
+def _repeat_odd(  # noqa: PLR0913, PLR0917 - what, what for, and how much
+    survey: Survey, bursts: Sequence[Burst], known: Readings, stars: Readings, size: int,
+    reserve: int,
+) -> None:  # fmt: skip
+    """Measure again, each alone, what read other than the pairs did, or unsteadily."""
+    for _ in range(_REPEATS):
+        odd = []
+        for burst in bursts:
+            pair = known.best(burst.ways[0])
+            expected = None if pair is None else pair.bytes_per_s
+            odd += [] if stars.is_settled(burst, expected) else [burst]
+        cost = max((size * len(burst.links) for burst in odd), default=0)
+        left = max(survey.instrument.left_bytes - reserve, 0)
+        odd = odd[: left // cost if cost else 0]
+        _run(survey, odd, stars, size, "nics", quietly=True)
+
+
+def _settle(pairs: Readings, stars: Readings, host: int) -> Capacity:
+    """What the pairs and the stars of a host agree on."""
     return Capacity(
-        send=_confirm(pair.send, star.sends), receive=_confirm(pair.receive, star.receives)
+        send=_agreed(pairs, stars, ("send", host)),
+        receive=_agreed(pairs, stars, ("receive", host)),
     )
 
 
-def _confirm(pair: RateReading | None, stars: Sequence[RateReading]) -> RateReading | None:
-    """A rate much above the pairs' counts once a second star has reached it.
-
-    A burst that a shaper's bucket let pass reads too high, but hardly twice.
-    """
-    ordered = sorted(stars, key=lambda r: -r.bytes_per_s)
-    if pair is not None:
-        ordered += [pair]
-        if ordered[0].bytes_per_s <= _ROSE * pair.bytes_per_s:
-            return _fastest(ordered)
-    return ordered[min(1, len(ordered) - 1)] if ordered else None
+def _agreed(pairs: Readings, stars: Readings, key: tuple[str, int]) -> RateReading | None:
+    pair, several = pairs.best(key), stars.by_way.get(key, [])
+    if pair is None:
+        return agreed_reading(several)
+    if pair.window_s >= LONG_ENOUGH_S:  # then a short one read a bucket
+        several = [r for r in several if r.window_s >= LONG_ENOUGH_S]
+    found = agreed_reading([pair, *several])
+    return found if found is not None and found in several else pair
 
 
-def _rose(before: Capacity, star: _Readings) -> bool:
-    """Whether the last star carried clearly more than what was known."""
+def _rose(before: Capacity, after: Capacity) -> bool:
+    """Whether the last stars carried clearly more than what was known."""
     return any(
-        known is None or (readings and readings[-1].bytes_per_s > _ROSE * known.bytes_per_s)
-        for known, readings in ((before.send, star.sends), (before.receive, star.receives))
+        new is not None and (old is None or new.bytes_per_s > _ROSE * old.bytes_per_s)
+        for old, new in ((before.send, after.send), (before.receive, after.receive))
     )
 
 
 def measure_uplinks(survey: Survey, racks: Racks) -> list[Capacity]:
-    """Each rack's uplink, with all hosts of two racks at once, in both directions.
+    """Each rack's uplink, each direction, with all hosts of the racks at once.
 
-    With three or more racks each is then measured against two others at once, since a
-    single other rack's uplink may be the slower one.
+    Two racks are measured against each other. With three or more each is measured
+    against two others at once, since a single other rack's uplink may be the slower one.
 
     Returns:
         A capacity for each rack, in order; unread where there is only one.
     """
     if len(racks) == 1:
         return [Capacity()]
-    readings = [_Readings() for _ in racks]
-    duels = [pair for pairs in tournament_rounds(len(racks)) for pair in pairs]
-    groups = [
-        _Group(links=_both_ways(_all_hosts(racks[x], racks[y])), heads=(x, y))
-        for x, y in duels
-    ]
-    _measure_groups(survey, groups, readings, racks, _Spending(part=_UPLINK_PART / 2))
-    if len(racks) < _SMALLEST_STAR:  # once more: a busy moment reads too low
-        _measure_groups(survey, groups, readings, racks, _Spending(part=_UPLINK_PART))
-    else:
-        stars = [_star(x, range(len(racks)), _PEERS) for x in range(len(racks))]
-        groups = [
-            _Group(
-                links=_both_ways(
-                    chain(*(_all_hosts(racks[s[0]], racks[y]) for y in s[1:]))
-                ),
-                heads=(s[0],),
-            )
-            for s in stars
+    if len(racks) < _SMALLEST_STAR:
+        bursts = [
+            Burst(links=all_hosts(racks[x], racks[y]), sender=x, receiver=y)
+            for x, y in permutations(range(len(racks)), 2)
         ]
-        _measure_groups(survey, groups, readings, racks, _Spending(part=_UPLINK_PART))
+    else:
+        bursts = [b for x in range(len(racks)) for b in _rack_bursts(racks, x, _PEERS)]
+    found = Readings()
+    budget = int(_UPLINK_PART * survey.instrument.left_bytes)
+    size = group_bytes(budget, sum(len(burst.links) for burst in bursts))
+    _run(survey, bursts, found, size, "uplinks")
+    for _ in range(_REPEATS):
+        # One that differs from the others may do so, or it was a busy moment.
+        rates = [r.bytes_per_s for b in bursts for w in b.ways if (r := found.best(w))]
+        expected = None if len(racks) < _SMALLEST_STAR else median(rates or [0.0])
+        odd = [burst for burst in bursts if not found.is_settled(burst, expected)]
+        _run(survey, odd, found, size, "uplinks", quietly=True)
     return [
-        Capacity(send=_fastest(r.sends), receive=_fastest(r.receives)) for r in readings
+        Capacity(send=found.best(("send", x)), receive=found.best(("receive", x)))
+        for x in range(len(racks))
     ]
 
 
-def measure_star(
-    survey: Survey, host: int, peers: Sequence[int]
-) -> tuple[RateReading | None, RateReading | None]:
-    """What one host carries to and from several: (sends, receives)."""
-    return measure_between(survey, [host], peers)
+def _rack_bursts(racks: Racks, rack: int, num_peers: int) -> Iterator[Burst]:
+    centre, *others = _star(rack, range(len(racks)), num_peers)
+    peers = [all_hosts(racks[centre], racks[other]) for other in others]
+    yield Burst(links=tuple(chain(*peers)), sender=centre)
+    yield Burst(links=tuple((b, a) for a, b in chain(*peers)), receiver=centre)
 
 
 def measure_between(
     survey: Survey, one: Sequence[int], two: Sequence[int]
 ) -> tuple[RateReading | None, RateReading | None]:
-    """What two groups of hosts carry between them: (one to two, two to one)."""
-    readings = [_Readings()]
-    group = _Group(links=_both_ways(_all_hosts(one, two)), heads=(0,))
-    _measure_groups(survey, [group], readings, [one], _Spending(part=_BETWEEN_PART))
-    return _fastest(readings[0].sends), _fastest(readings[0].receives)
+    """What two groups of hosts carry between them: (one to two, two to one).
+
+    Each way is measured until two readings agree, a few times at most, and the higher
+    counts: a busy moment reads too low.
+    """
+    there = Burst(links=all_hosts(one, two), sender=0)
+    back = Burst(links=tuple((b, a) for a, b in there.links), receiver=0)
+    found = Readings()
+    budget = int(_BETWEEN_PART * survey.instrument.left_bytes)
+    size = group_bytes(budget, 2 * (_REPEATS + 2) * len(there.links))
+    waiting = [there, back]
+    for _ in range(_REPEATS + 2):
+        _run(survey, waiting, found, size, "uplinks", quietly=True)
+        waiting = [b for b in waiting if not found.is_settled(b, None)]
+    return found.best(("send", 0)), found.best(("receive", 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Links that run together, and whose ways out and in they fill."""
-
-    links: tuple[Link, ...]
-    heads: tuple[int, ...]
-    """Positions of the capacities that it measures."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spending:
-    """How much of the budget a stage may use."""
-
-    part: float
-    """Of what is left, for running everything once."""
-    keep: int = 0
-    """Bytes to leave for others, also when groups are run again."""
+def measure_together(
+    survey: Survey, links: Sequence[Link], size: int
+) -> RateReading | None:
+    """What some links carry together, in one run without others."""
+    found = Readings()
+    burst = Burst(links=tuple(links), sender=0)
+    _run(survey, [burst], found, size, "racks", quietly=True)
+    return found.best(("send", 0))
 
 
-def _measure_groups(
-    survey: Survey,
-    groups: Sequence[_Group],
-    readings: Sequence[_Readings],
-    owners: Sequence[Sequence[int]],
-    spending: _Spending,
-) -> None:
-    """Run groups of links, disjoint ones at once, and keep what they carry.
+def _run(  # noqa: PLR0913 - one call says what, where to, how much and how
+    survey: Survey, bursts: Sequence[Burst], readings: Readings, size: int, stage: Stage,
+    *, quietly: bool = False,
+) -> None:  # fmt: skip
+    """Run bursts and keep what they read.
 
     Args:
         survey: The probe.
-        groups: What to run.
+        bursts: What to run.
         readings: Added to, in place.
-        owners: The hosts behind each of the readings.
-        spending: What it may use.
+        size: The most that each flow sends, bytes.
+        stage: For the progress.
+        quietly: As for :meth:`geartrain.topology.instrument.Survey.run_groups`.
     """
-    left = max(survey.instrument.left_bytes - spending.keep, 0)
-    size = group_bytes(int(spending.part * left), sum(len(g.links) for g in groups))
-    waiting = list(groups)
-    for _ in range(_TRIES):
-        rounds = disjoint_rounds([tuple({*chain(*group.links)}) for group in waiting])
-        unread: list[_Group] = []
-        for done, positions in enumerate(rounds):
-            together = [waiting[position] for position in positions]
-            cost = size * sum(len(group.links) for group in together)
-            if cost > survey.instrument.left_bytes - spending.keep:
-                return
-            unread += _run_groups(survey, together, size, readings, owners)
-            survey.tell(
-                "nics" if len(owners) == survey.num_hosts else "uplinks",
-                done + 1,
-                len(rounds),
-            )
-        waiting = unread
-
-
-def _run_groups(
-    survey: Survey,
-    groups: Sequence[_Group],
-    size: int,
-    readings: Sequence[_Readings],
-    owners: Sequence[Sequence[int]],
-) -> list[_Group]:
-    """Run disjoint groups at once; returns those that could not be read."""
+    if not bursts or not size:
+        return
     duration_s = survey.limits.burst_s(survey.limits.group_burst_s, survey.worst_latency_s)
-    found = survey.run(
+    groups = [
         [
-            Flow(source=i, target=j, max_bytes=size, duration_s=duration_s)
-            for group in groups
-            for i, j in group.links
+            Flow(source=a, target=b, max_bytes=size, duration_s=duration_s)
+            for a, b in burst.links
         ]
-    )
-    unread = []
-    for group in groups if found else ():
-        mine = [r for r in found if (r.source, r.target) in group.links]
-        read = [_take_in(mine, readings[head], owners[head]) for head in group.heads]
-        unread += [] if all(read) else [group]
-    return unread
-
-
-def _take_in(
-    found: Sequence[FlowReading], readings: _Readings, owner: Sequence[int]
-) -> bool:
-    """Keep what went out of and into a group of hosts; whether both could be read."""
-    out = joint_rate([r.arrivals for r in found if r.source in owner])
-    into = joint_rate([r.arrivals for r in found if r.target in owner])
-    readings.sends += [out] if out is not None else []
-    readings.receives += [into] if into is not None else []
-    return out is not None and into is not None
+        for burst in bursts
+    ]
+    found: list[list[FlowReading]] = survey.run_groups(groups, quietly=quietly)
+    for burst, mine in zip(bursts, found, strict=True):
+        readings.add(burst, joint_rate([reading.arrivals for reading in mine]))
+    survey.tell(stage, len(bursts), len(bursts))
 
 
 def _star(centre: int, rack: Sequence[int], num_peers: int) -> tuple[int, ...]:
@@ -271,15 +293,7 @@ def _star(centre: int, rack: Sequence[int], num_peers: int) -> tuple[int, ...]:
     return tuple(rack[(start + i) % len(rack)] for i in range(count + 1))
 
 
-def _all_hosts(one: Sequence[int], two: Sequence[int]) -> list[Link]:
+def all_hosts(one: Sequence[int], two: Sequence[int]) -> tuple[Link, ...]:
     """Links that give every host of both groups something to do."""
     count = max(len(one), len(two))
-    return [(one[i % len(one)], two[i % len(two)]) for i in range(count)]
-
-
-def _both_ways(links: Iterable[Link]) -> tuple[Link, ...]:
-    return tuple(way for a, b in links for way in ((a, b), (b, a)))
-
-
-def _fastest(readings: Sequence[RateReading]) -> RateReading | None:
-    return max(readings, key=lambda r: r.bytes_per_s, default=None)
+    return tuple((one[i % len(one)], two[i % len(two)]) for i in range(count))

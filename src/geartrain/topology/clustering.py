@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, median
 
-from geartrain.topology.readings import PairReadings
+from geartrain.topology.readings import PairReadings, is_sure
 
 Racks = tuple[tuple[int, ...], ...]
 Qualities = Mapping[tuple[int, int], float]
@@ -26,7 +26,8 @@ SAME_RACK = 0.7
 move a reading by 15 %; an uplink that matters is shared and reads far below."""
 _FAR = 0.35
 _HALF_FAR = 0.5
-_DOUBTFUL = (0.45, 0.85)
+_ODD = 1.25
+_DOUBTFUL = (0.2, 0.75)
 
 
 def find_qualities(readings: PairReadings) -> dict[tuple[int, int], float]:
@@ -143,24 +144,43 @@ def find_ambiguous(
     )
 
 
-def find_doubtful(racks: Racks, qualities: Qualities) -> tuple[tuple[int, int], ...]:
-    """Pairs to measure again before the racks are believed.
+def find_doubtful(readings: PairReadings) -> tuple[tuple[int, int], ...]:
+    """Pairs to measure again, alone, before the racks are believed: the nearest first.
 
-    Pairs of one rack that read as if they were not, pairs of two racks that read as if
-    they were one, and all that read between.
-
-    Args:
-        racks: As clustered; hosts in none of them are passed over.
-        qualities: By pair.
+    Those that read neither as one rack nor as clearly two, those of which an uneven
+    burst was all that was seen, and those that read far higher than all others of their
+    sender, but not for long. A busy moment looks like that.
     """
-    rack_of = {host: index for index, rack in enumerate(racks) for host in rack}
-    doubtful = []
-    for (a, b), quality in qualities.items():
-        if a not in rack_of or b not in rack_of:
-            continue
-        same = rack_of[a] == rack_of[b]
-        low, high = _DOUBTFUL
-        # A far reading inside a rack, a near one across: each may be a busy moment.
-        if (same and quality < high) or (not same and quality > low):
-            doubtful.append((a, b))
-    return tuple(doubtful)
+    qualities = find_qualities(readings)
+    low, high = _DOUBTFUL
+    doubtful = [
+        (quality, pair)
+        for pair, quality in qualities.items()
+        if (quality < high and (quality > low or not _is_steady(readings, pair)))
+        or _is_odd(readings, pair)
+    ]
+    return tuple(pair for _, pair in sorted(doubtful, key=lambda item: -item[0]))
+
+
+def _is_steady(readings: PairReadings, pair: tuple[int, int]) -> bool:
+    ways = [readings.rates.get(way) for way in (pair, pair[::-1])]
+    return all(way is not None and way.is_steady for way in ways)
+
+
+def _is_odd(readings: PairReadings, pair: tuple[int, int]) -> bool:
+    """Whether a way reads so high that a shaper's bucket may be what was read."""
+    for source, target in (pair, pair[::-1]):
+        reading = readings.rates.get((source, target))
+        others = [
+            r.bytes_per_s
+            for way, r in readings.rates.items()
+            if way[0] == source and way[1] != target and is_sure(r)
+        ]
+        if (
+            reading is not None
+            and not is_sure(reading)
+            and others
+            and reading.bytes_per_s > _ODD * max(others)
+        ):
+            return True
+    return False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import os
 import socket
 import struct
 import sys
@@ -28,6 +27,7 @@ from geartrain.topology.acknowledgements import (
 )
 from geartrain.topology.agent_protocol import SendOrder
 from geartrain.topology.arrivals import thin_out
+from geartrain.topology.priority import raise_priority
 
 _NUM_PINGS = 6
 _MOST_PIECES = 100
@@ -49,8 +49,6 @@ _LONG_LATENCY_S = 0.005
 queue of ``_QUEUE_S`` under way."""
 _RECEIVE_BUFFER_BYTES = 1 << 23
 _LONGEST_WAIT_FOR_START_S = 1.0
-_NICE = -20
-"""Not real-time: that would also keep the kernel's own network threads waiting."""
 # Of linux/asm-generic/socket.h; the socket module does not name them.
 _SO_TIMESTAMPNS, _SO_RCVBUFFORCE = 35, 33
 _STAMP = struct.Struct("@qq")
@@ -252,7 +250,7 @@ class FlowTask:
         self._go.set()
 
     def _work(self) -> None:
-        _ask_for_priority()
+        raise_priority()  # for the milliseconds of a burst: it ends with its flow
         try:
             self.end.open()
             self._opened.set()
@@ -265,17 +263,6 @@ class FlowTask:
             self._opened.set()
             self._done.set()
             self.end.close()
-
-
-def _ask_for_priority() -> None:
-    """Run before ordinary work, where the system permits it.
-
-    For the milliseconds of a burst only: the thread ends with its flow. Without it a
-    host whose cores are all busy keeps the link waiting, and it reads too slow.
-    """
-    if _IS_LINUX:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def close_now(sock: socket.socket) -> None:

@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -214,6 +215,20 @@ def read_labels(path: Path) -> Labels:
     return Labels(
         rack_by_host={host: rack for rack, hosts in racks.items() for host in hosts},
         source=str(path),
+    )
+
+
+def contested_pairs(
+    racks: Sequence[Sequence[int]], labels: Sequence[str | None]
+) -> tuple[tuple[int, int], ...]:
+    """Pairs of which the labels and the racks say different things."""
+    rack_of = {host: index for index, rack in enumerate(racks) for host in rack}
+    return tuple(
+        (a, b)
+        for a, b in combinations(range(len(labels)), 2)
+        if labels[a] is not None
+        and labels[b] is not None
+        and (labels[a] == labels[b]) != (rack_of[a] == rack_of[b])
     )
 
 

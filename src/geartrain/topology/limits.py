@@ -12,6 +12,8 @@ _DEFAULT_MAX_BYTES = 64_000_000
 _HOSTS_OF_DEFAULT = 8
 _SMALLEST_PAIR_BYTES = 1 << 16
 _LARGEST_PAIR_BYTES = 1_000_000
+_LARGEST_TEST_BYTES = 700_000
+_TESTED_PART = 32
 _LARGEST_GROUP_BYTES = 4_000_000
 _PAIR_PART = 0.5
 _UPLINK_PART = 0.12
@@ -67,6 +69,14 @@ class ProbeLimits:
         share = int(_PAIR_PART * self.budget_bytes(num_hosts) - sent_bytes) // num_flows
         wanted = min(max(share, _SMALLEST_PAIR_BYTES), _LARGEST_PAIR_BYTES)
         return min(wanted, max(left, 0) // num_flows)
+
+    def test_bytes(self, left_bytes: int) -> int:
+        """The longest burst of a flow in a test of what was found.
+
+        Args:
+            left_bytes: Of the budget.
+        """
+        return min(left_bytes // _TESTED_PART, _LARGEST_TEST_BYTES)
 
     def uplink_reserve(self, num_hosts: int) -> int:
         """What other stages must leave for the uplinks, bytes."""

@@ -22,6 +22,7 @@ from geartrain.topology.labels import (
 from geartrain.topology.landmarks import survey_by_landmarks
 from geartrain.topology.limits import OnProgress, ProbeLimits, ProbeProgress
 from geartrain.topology.pair_survey import survey_all_pairs
+from geartrain.topology.priority import raised_priority
 from geartrain.topology.profile import Topology
 from geartrain.topology.rounds import FlowRunner
 from geartrain.topology.verification import merge_alike, name_racks, split_by_labels
@@ -58,9 +59,11 @@ def probe_topology(
     """
     limits = limits or ProbeLimits()
     with ExitStack() as stack:
+        stack.enter_context(raised_priority())
         clients = connect_agents(agents, token, limits, stack)
         runner = FlowRunner(clients, limits.budget_bytes(len(clients)), limits.timeout_s)
-        survey = Survey(runner, len(clients), limits, on_progress)
+        machines = [client.description.boot_id for client in clients]
+        survey = Survey(runner, len(clients), limits, on_progress, machines)
         survey.tell("connect", len(clients), len(clients))
         memory = _measure_memory(clients, limits)
         survey.tell("memory", len(clients), len(clients))
@@ -76,7 +79,8 @@ def survey_network(
     limits: ProbeLimits | None = None,
 ) -> Topology:
     """Do the same with any instrument: a simulated network, say."""
-    survey = Survey(instrument, len(hosts), limits or ProbeLimits(), on_progress)
+    machines = [host.boot_id for host in hosts]
+    survey = Survey(instrument, len(hosts), limits or ProbeLimits(), on_progress, machines)
     return _finish(survey, hosts, [None] * len(hosts), labels)
 
 
@@ -146,8 +150,9 @@ def _finish(
         racks = survey_by_landmarks(survey, said)
     else:
         racks = survey_all_pairs(survey, said)
-    racks = merge_alike(survey, racks)
-    racks = split_by_labels(survey, racks, said, labels.source)
+    size = survey.test_bytes()
+    racks = merge_alike(survey, racks, size)
+    racks = split_by_labels(survey, racks, said, labels.source, size)
     nics = measure_nics(survey, racks)
     uplinks = measure_uplinks(survey, racks)
     names = name_racks(survey, racks, said, [h.host_id for h in hosts], labels.source)

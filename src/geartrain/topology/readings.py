@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from geartrain.topology.arrivals import RateReading
 
 _NEAR = 0.6
+_ALIKE = 0.85
 LONG_ENOUGH_S = 0.003
 """A slope over less than this may lie inside a shaper's bucket (4 ms of its rate)."""
 
@@ -17,7 +19,7 @@ class PairReadings:
     """Rates and latencies by (source, target) position.
 
     Other work on a host only ever slows a burst, so of two readings the higher one is
-    nearer to the truth.
+    nearer to the truth, unless one of them is a guess or may lie inside a bucket.
     """
 
     num_hosts: int
@@ -29,9 +31,8 @@ class PairReadings:
     ) -> None:
         """Take in a reading."""
         key = (source, target)
-        known = self.rates.get(key)
-        if rate is not None and (known is None or rate.bytes_per_s > known.bytes_per_s):
-            self.rates[key] = rate
+        if rate is not None:
+            self.rates[key] = better_reading(self.rates.get(key), rate)
         self.latencies_s[key] = min(latency_s, self.latencies_s.get(key, float("inf")))
 
     def rate(self, source: int, target: int) -> float | None:
@@ -65,13 +66,47 @@ class PairReadings:
         return [0.0 if reading is None else reading.bytes_per_s for reading in typical]
 
 
+def better_reading(known: RateReading | None, found: RateReading) -> RateReading:
+    """Of two readings of one thing the surer one, and of two as sure the higher."""
+    if known is None:
+        return found
+    return max(known, found, key=lambda r: (is_sure(r), r.is_steady, r.bytes_per_s))
+
+
+def is_sure(reading: RateReading) -> bool:
+    """Whether it is no guess, and lasted longer than a shaper's bucket does."""
+    return reading.is_steady and reading.window_s >= LONG_ENOUGH_S
+
+
 def typical_reading(readings: Sequence[RateReading]) -> RateReading | None:
-    """The median (the lower of two) of the readings that come near the fastest."""
-    if not readings:
+    """The median (the lower of two) of the readings that come near the fastest.
+
+    Args:
+        readings: Of links to several others, of which some may be slower.
+    """
+    # Not only those that are long enough: fast links are read in less time than slow ones.
+    sure = [r for r in readings if r.is_steady] or readings
+    if not sure:
         return None
-    fastest = max(reading.bytes_per_s for reading in readings)
+    fastest = max(reading.bytes_per_s for reading in sure)
     near = sorted(
-        (r for r in readings if r.bytes_per_s >= _NEAR * fastest),
+        (r for r in sure if r.bytes_per_s >= _NEAR * fastest),
         key=lambda r: r.bytes_per_s,
     )
     return near[(len(near) - 1) // 2]
+
+
+def agreed_reading(readings: Sequence[RateReading]) -> RateReading | None:
+    """The highest reading of one thing that another one confirms.
+
+    A burst that a shaper's bucket let pass after a halt reads far too high, but hardly
+    twice the same; a busy moment reads too low. If none agree the middle one counts.
+    """
+    sure = [r for r in readings if r.is_steady] or readings
+    if not sure:
+        return None
+    ordered = sorted(sure, key=lambda r: -r.bytes_per_s)
+    for one, two in pairwise(ordered):
+        if two.bytes_per_s >= _ALIKE * one.bytes_per_s:
+            return two
+    return ordered[len(ordered) // 2]

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from geartrain.errors import CommunicationError, ConfigError
 from geartrain.topology.agent_protocol import AgentAddress
-from geartrain.topology.arrivals import RateReading, tail_rate
-from geartrain.topology.capacities import measure_between, measure_star
+from geartrain.topology.arrivals import RateReading, flow_rate
+from geartrain.topology.capacities import measure_between
 from geartrain.topology.instrument import Survey
 from geartrain.topology.limits import ProbeLimits
+from geartrain.topology.priority import raised_priority
 from geartrain.topology.probe import connect_agents
 from geartrain.topology.profile import LinkProfile, Tier, Topology
 from geartrain.topology.rounds import Flow, FlowRunner
@@ -39,19 +40,20 @@ def probe_link(
     """
     limits = limits or ProbeLimits()
     with ExitStack() as stack:
+        stack.enter_context(raised_priority())
         clients = connect_agents([source, target], token, limits, stack)
         survey = Survey(
             FlowRunner(clients, limits.budget_bytes(2), limits.timeout_s), 2, limits
         )
         size = min(_LINK_BYTES, survey.instrument.left_bytes // 4)
         for _ in range(2):  # a busy moment reads too low
-            flows = [
-                Flow(source=a, target=b, max_bytes=size, duration_s=limits.group_burst_s)
-                for a, b in ((0, 1), (1, 0))
-            ]
-            for r in survey.run(flows):
-                rate = tail_rate(r.arrivals)
-                survey.readings.record(r.source, r.target, rate, r.latency_s)
+            for a, b in ((0, 1), (1, 0)):
+                flow = Flow(
+                    source=a, target=b, max_bytes=size, duration_s=limits.group_burst_s
+                )
+                for r in survey.run([flow]):
+                    rate = flow_rate(r.arrivals)
+                    survey.readings.record(r.source, r.target, rate, r.latency_s)
         names = [client.description.host_id for client in clients]
         one, two = (
             LinkProfile(
@@ -104,6 +106,7 @@ def reprobe(
     changed: dict[str, Tier] = {}
     with ExitStack() as stack:
         addresses = [agents[host] for host in hosts]
+        stack.enter_context(raised_priority())
         clients = connect_agents(addresses, token, limits, stack)
         runner = FlowRunner(clients, limits.budget_bytes(len(hosts)), limits.timeout_s)
         survey = Survey(runner, len(hosts), limits)
@@ -111,10 +114,7 @@ def reprobe(
         for tier_id, tier in suspects.items():
             inside = [position[h] for h in _inside(tier)]
             peers = [position[h] for h in _peers(topology, tier)]
-            if tier.kind == "host":
-                readings = measure_star(survey, inside[0], peers)
-            else:
-                readings = measure_between(survey, inside, peers)
+            readings = measure_between(survey, inside, peers)
             changed[tier_id] = _with_rates(tier, *readings)
         sent = runner.sent_bytes
         probe_s = survey.elapsed_s

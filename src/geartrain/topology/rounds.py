@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geartrain.errors import CommunicationError
 from geartrain.topology.agent_client import AgentClient
@@ -88,6 +88,9 @@ class FlowRunner:
             return []
         ids = [next(self._ids) for _ in flows]
         opened = self._open(flows, sizes, ids)
+        failures = [o.failures for o in opened.values()]
+        if any(failures):
+            self._raise_failures(*self._with_ways_back(flows, ids, failures), "failed")
         done = self._start(flows)
         self._raise_failures(flows, ids, [d.failures for d in done.values()], "broke")
         self.sent_bytes += sum(sum(d.sent_bytes.values()) for d in done.values())
@@ -139,8 +142,27 @@ class FlowRunner:
                 silent = silent or error
         if silent is not None:
             raise silent
-        self._raise_failures(flows, ids, [o.failures for o in opened.values()], "failed")
         return opened
+
+    def _with_ways_back(
+        self,
+        flows: Sequence[Flow],
+        ids: Sequence[str],
+        failures: Sequence[tuple[FlowFailure, ...]],
+    ) -> tuple[list[Flow], list[str], list[tuple[FlowFailure, ...]]]:
+        """Try the other way round of the first link that failed, to say what is broken."""
+        failed = {failure.flow_id for failure in itertools.chain(*failures)}
+        first = next(f for f, i in zip(flows, ids, strict=True) if i in failed)
+        back = replace(first, source=first.target, target=first.source)
+        if any((f.source, f.target) == (back.source, back.target) for f in flows):
+            return list(flows), list(ids), list(failures)
+        back_id = next(self._ids)
+        opened = self._open([back], [back.max_bytes], [back_id])
+        return (
+            [*flows, back],
+            [*ids, back_id],
+            [*failures, *(o.failures for o in opened.values())],
+        )
 
     def _start(self, flows: Sequence[Flow]) -> dict[int, FlowsDone]:
         hosts = sorted({host for flow in flows for host in (flow.source, flow.target)})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 
 Pair = tuple[int, int]
 
@@ -33,28 +34,53 @@ def tournament_rounds(num_hosts: int) -> tuple[tuple[Pair, ...], ...]:
     return tuple(met_in_round for met_in_round in rounds if met_in_round)
 
 
-def disjoint_rounds(groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def disjoint_rounds(
+    groups: Sequence[tuple[int, ...]],
+    machines: Sequence[str] = (),
+    flows_a_machine: int | None = None,
+    num_flows: Sequence[int] = (),
+) -> tuple[tuple[int, ...], ...]:
     """Put groups of hosts into rounds in which no host occurs twice.
 
     Args:
         groups: Each a tuple of hosts that are busy together.
+        machines: Of each host, which machine it shares; empty if none is shared.
+        flows_a_machine: How many flows a machine should carry in a round. A group is
+            never divided: one with more has its machines to itself.
+        num_flows: Of each group, by default 1.
 
     Returns:
         For each round the positions of its groups, first come, first served.
 
     >>> disjoint_rounds([(0, 1), (1, 2), (2, 3)])
     ((0, 2), (1,))
+    >>> disjoint_rounds([(0, 1), (2, 3)], ["m", "m", "m", "m"], flows_a_machine=1)
+    ((0,), (1,))
     """
     rounds: list[list[int]] = []
     busy: list[set[int]] = []
+    loads: list[Counter[str]] = []
     for position, group in enumerate(groups):
         members = set(group)
+        count = num_flows[position] if num_flows else 1
+        load = Counter({machines[host]: count for host in members} if machines else {})
         for index in range(len(rounds)):
-            if not busy[index] & members:
-                rounds[index].append(position)
-                busy[index] |= members
+            if not busy[index] & members and _fits(loads[index], load, flows_a_machine):
                 break
         else:
-            rounds.append([position])
-            busy.append(members)
+            index = len(rounds)
+            rounds.append([])
+            busy.append(set())
+            loads.append(Counter())
+        rounds[index].append(position)
+        busy[index] |= members
+        loads[index] += load
     return tuple(tuple(positions) for positions in rounds)
+
+
+def _fits(known: Counter[str], more: Counter[str], limit: int | None) -> bool:
+    """Whether no machine gets more flows than it should by joining a round."""
+    return limit is None or all(
+        not known[machine] or known[machine] + count <= limit
+        for machine, count in more.items()
+    )

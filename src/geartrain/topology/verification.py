@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
-from geartrain.topology.capacities import measure_between
+from geartrain.topology.capacities import measure_together
 from geartrain.topology.clustering import (
     SAME_RACK,
     Racks,
@@ -15,29 +15,18 @@ from geartrain.topology.clustering import (
     quality_between,
 )
 from geartrain.topology.instrument import Survey
-from geartrain.topology.labels import group_by_label
+from geartrain.topology.labels import contested_pairs, group_by_label
+from geartrain.topology.pair_survey import measure_pairs
 from geartrain.topology.tournament import Pair
 from geartrain.units import format_rate
 
-_TRIES = 2
-_WORTH_A_TEST = 0.3
+_TRIES = 3
+_WORTH_A_TEST = 0.2
 """Average quality between two racks below which they are surely two."""
 
 
-def contested_pairs(racks: Racks, labels: Sequence[str | None]) -> tuple[Pair, ...]:
-    """Pairs of which the labels and the racks say different things."""
-    rack_of = {host: index for index, rack in enumerate(racks) for host in rack}
-    return tuple(
-        (a, b)
-        for a, b in combinations(range(len(labels)), 2)
-        if labels[a] is not None
-        and labels[b] is not None
-        and (labels[a] == labels[b]) != (rack_of[a] == rack_of[b])
-    )
-
-
 def split_by_labels(
-    survey: Survey, racks: Racks, labels: Sequence[str | None], source: str
+    survey: Survey, racks: Racks, labels: Sequence[str | None], source: str, size: int
 ) -> Racks:
     """Test racks that labels divide, with all hosts of both parts at once.
 
@@ -57,7 +46,7 @@ def split_by_labels(
         if (
             len(parts) > 1
             and whole
-            and all(_is_apart(survey, one, two) for one, two in combinations(parts, 2))
+            and all(_is_apart(survey, a, b, size) for a, b in combinations(parts, 2))
         ):
             found += parts
             continue
@@ -71,51 +60,105 @@ def split_by_labels(
     return tuple(sorted(found))
 
 
-def merge_alike(survey: Survey, racks: Racks) -> Racks:
+def merge_alike(survey: Survey, racks: Racks, size: int) -> Racks:
     """Merge racks that reach each other as fast as their hosts can.
 
-    A pair's reading of a busy moment may divide a rack. All hosts of both parts at once
-    tell: across a real uplink they get far less than together they can. Hosts that are
-    slower than the other rack's are left alone; those were placed by a test under load.
-    So are two lone hosts, which always get all through that they can.
+    Readings of a busy moment may divide a rack. Hosts that are slower than the other
+    rack's are left alone; those were placed by a test under load. So are two lone hosts,
+    which always get all through that they can.
+
+    Args:
+        survey: With the pairs read.
+        racks: As clustered.
+        size: The longest burst of a pair, bytes.
 
     Returns:
         The racks, merged where that was measured.
     """
     found = list(racks)
+    apart: set[frozenset[tuple[int, ...]]] = set()
     while True:
-        sends = survey.readings.best_sends()
-        qualities = find_qualities(survey.readings)
-        for one, two in combinations(found, 2):
-            speeds = sorted(median(sends[host] for host in rack) for rack in (one, two))
-            if (
-                max(len(one), len(two)) > 1
-                and speeds[0] >= SAME_RACK * speeds[1]
-                and quality_between(qualities, one, two) >= _WORTH_A_TEST
-                and _is_apart(survey, one, two) is False
-            ):
-                found = [rack for rack in found if rack not in {one, two}]
-                found = sorted([*found, tuple(sorted((*one, *two)))])
-                break
-        else:
+        candidates = [
+            pair for pair in _candidates(survey, found) if frozenset(pair) not in apart
+        ]
+        if not candidates:
             return tuple(found)
+        one, two = candidates[0]
+        if _is_apart(survey, one, two, size) is False:
+            found = [rack for rack in found if rack not in {one, two}]
+            found = sorted([*found, tuple(sorted((*one, *two)))])
+        else:
+            apart.add(frozenset((one, two)))
 
 
-def _is_apart(survey: Survey, one: Sequence[int], two: Sequence[int]) -> bool | None:
-    """Whether two groups get less through to each other than they can; None: unread."""
-    sends, receives = survey.readings.best_sends(), survey.readings.best_receives()
-    fractions: dict[int, float] = {}
-    for _ in range(_TRIES):  # a busy moment reads too low
-        readings = measure_between(survey, one, two)
-        for way, (source, target) in enumerate(((one, two), (two, one))):
-            reading = readings[way]
+def _candidates(
+    survey: Survey, racks: Sequence[tuple[int, ...]]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of racks that may be one, the likeliest first."""
+    sends = survey.readings.best_sends()
+    qualities = find_qualities(survey.readings)
+    found = []
+    for one, two in combinations(racks, 2):
+        slower, faster = sorted(median(sends[h] for h in rack) for rack in (one, two))
+        quality = quality_between(qualities, one, two)
+        if (
+            max(len(one), len(two)) > 1
+            and slower >= SAME_RACK * faster
+            and quality >= _WORTH_A_TEST
+        ):
+            found.append((quality, one, two))
+    return [(one, two) for _, one, two in sorted(found, key=lambda item: -item[0])]
+
+
+def _is_apart(
+    survey: Survey, one: Sequence[int], two: Sequence[int], size: int
+) -> bool | None:
+    """Whether two groups get less through to each other than they can; None: unread.
+
+    First a pair alone, so that nothing but the link can slow it. If it gets all through,
+    as many pairs at once as there are: they are compared with as many inside the groups,
+    so that a busy processor slows both alike.
+    """
+    one, two = _fast_hosts(survey, one), _fast_hosts(survey, two)
+    pairs = [(one[i % len(one)], two[i % len(two)]) for i in range(_TRIES)]
+    fractions = []
+    for pair in pairs:
+        measure_pairs(survey, [pair], size, quietly=True)
+        quality = find_qualities(survey.readings).get((min(pair), max(pair)))
+        fractions += [] if quality is None else [quality]
+        if fractions and fractions[-1] >= SAME_RACK:
+            break
+    if not fractions:
+        return None
+    if max(fractions) < SAME_RACK:
+        return True
+    inside = [(g[i], g[i + 1]) for g in (one, two) for i in range(0, len(g) - 1, 2)]
+    count = min(len(one), len(two), len(inside))
+    across = list(zip(one[:count], two[:count], strict=True))
+    return _is_slower(survey, across, inside[:count], size) if count > 1 else False
+
+
+def _fast_hosts(survey: Survey, hosts: Sequence[int]) -> list[int]:
+    """Hosts whose own link is not what would limit a test."""
+    sends = survey.readings.best_sends()
+    typical = median(sends[host] for host in hosts)
+    return [host for host in hosts if sends[host] >= SAME_RACK * typical]
+
+
+def _is_slower(
+    survey: Survey, across: Sequence[Pair], inside: Sequence[Pair], size: int
+) -> bool | None:
+    """Whether pairs across carry less at once than as many inside; None: unread."""
+    backwards = [(b, a) for a, b in across]
+    best = {"inside": 0.0, "there": 0.0, "back": 0.0}
+    for _ in range(_TRIES):
+        for name, links in (("inside", inside), ("there", across), ("back", backwards)):
+            reading = measure_together(survey, links, size)
             if reading is not None:
-                able = min(sum(sends[h] for h in source), sum(receives[h] for h in target))
-                fraction = reading.bytes_per_s / max(able, 1.0)
-                fractions[way] = max(fraction, fractions.get(way, 0.0))
-        if len(fractions) == len(readings) and min(fractions.values()) > SAME_RACK:
+                best[name] = max(best[name], reading.bytes_per_s)
+        if 0 < SAME_RACK * best["inside"] <= min(best["there"], best["back"]):
             return False
-    return True if fractions else None
+    return True if best["inside"] > 0 else None
 
 
 def name_racks(
