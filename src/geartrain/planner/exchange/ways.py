@@ -66,9 +66,11 @@ class Ways:
     def __init__(self, request: ExchangeRequest) -> None:
         self._request = request
         self._fabric = place(request.topology, request.placement)
+        # Hosts that have their processor now and then only stretch a single flow's burst:
+        # what it reached is no property of the path. The hosts' own rates are sums of many.
+        links = request.topology.links if request.core_fraction >= 1 else ()
         self._rates: Rates = {
-            (link.source_id, link.target_id): link.bytes_per_s
-            for link in request.topology.links
+            (link.source_id, link.target_id): link.bytes_per_s for link in links
         }
         self._ring = order_ring(self._fabric, self._rates)
         codecs = [None, *_allowed_codecs(request)] if len(self._fabric.hosts) > 1 else []
@@ -78,6 +80,11 @@ class Ways:
     def num_racks(self) -> int:
         """Racks with a member."""
         return len(self._fabric.racks)
+
+    @property
+    def core_fraction(self) -> float:
+        """Processor cores of the host that has least."""
+        return self._request.core_fraction
 
     def candidates(self, num_bytes: int) -> list[Candidate]:
         """Every way for that size, in a fixed order; refused where it cannot be done."""
