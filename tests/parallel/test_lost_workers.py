@@ -47,9 +47,7 @@ class Ran:
         return [e.values["interruption_s"] for e in self.events if e.kind == "epoch"]
 
 
-def run(
-    folder: Path, *hits: dict[str, Any], num_workers: int = 3, **options: Any
-) -> Ran:
+def run(folder: Path, *hits: dict[str, Any], num_workers: int = 3, **options: Any) -> Ran:
     spec = {
         name: options.pop(name)
         for name in ("on_loss", "min_devices", "stop_timeout_s")
