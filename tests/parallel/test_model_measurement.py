@@ -98,8 +98,9 @@ def test_sizes_whose_backward_hides_an_exchange_are_measured_too(
     plain = measure(lambda size: 0.01 * size, 256)
     curve = measure(lambda size: 0.01 * size, 256, hiding_s=0.5)
 
-    assert plain.micro_batch_sizes[-1] < 50
+    assert plain.max_micro_batch_size == plain.micro_batch_sizes[-1] < 50
     assert curve.micro_batch_sizes[-1] == 64
+    assert curve.max_micro_batch_size == 96
 
 
 def test_sizes_are_not_measured_beyond_twice_what_hides_the_exchange(

@@ -100,6 +100,8 @@ def measure_curve(
         if _is_enough(points, size, settings):
             # Larger ones may be slower (they leave the caches), and nobody looked.
             useful_size = largest_size if settings.extrapolates else points.sizes[-1]
+            if settings.hiding_s:  # a share in one piece rather than in two
+                useful_size = min(largest_size, points.sizes[-1] * 3 // 2)
             break
         try:
             _measure_point(run, memory, size, points, settings)
