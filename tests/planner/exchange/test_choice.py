@@ -103,7 +103,7 @@ def test_a_faster_link_never_makes_the_prediction_slower(
     after = choose(ask(make_topology(faster, up), num_bytes, policy)).predicted_s
 
     # Filling the pipeline and rounding the number of chunks may cost a little.
-    assert after <= 1.03 * before
+    assert after <= 1.05 * before
 
 
 @settings(max_examples=40, deadline=None)
@@ -271,3 +271,12 @@ def test_large_fleets_are_planned_quickly(num_racks: int, limit_s: float) -> Non
     choose(ask(topology, policy="auto"))
 
     assert time.process_time() - start < limit_s
+
+
+def test_small_tensors_take_leaders_though_staging_promises_a_little_more() -> None:
+    small = ask(TWO_RACKS, 64 * 1024)
+    by_name = {c.name: c.predicted_s for c in candidates(small)}
+
+    assert by_name["staged"] < by_name["rack leaders"] <= 1.4 * by_name["staged"]
+    assert choose(small).algorithm == "leader"
+    assert choose(ask(TWO_RACKS, 256 * 1024)).algorithm == "hierarchical"

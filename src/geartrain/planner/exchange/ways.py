@@ -36,6 +36,7 @@ LARGEST_GATHERED_BYTES = 4 * 1024 * 1024
 """A leader holds a tensor of every host of its rack; beyond, shards are faster anyway."""
 MOST_HOSTS_IN_ONE_SHOT = 16
 """Messages grow with the hosts squared."""
+LEADERS = "rack leaders"
 _SAME_TIME = 1.01
 _TWO = 2
 
@@ -111,7 +112,7 @@ class Ways:
         if gathered > LARGEST_GATHERED_BYTES:
             refused = f"leaders would hold {gathered / 2**20:.0f} MiB of whole tensors"
         schedule = self._schedule("leader", _even_parts(fabric), prediction, num_bytes)
-        return Candidate(name="rack leaders", schedule=schedule, refused=refused)
+        return Candidate(name=LEADERS, schedule=schedule, refused=refused)
 
     def _one_shot(self, num_bytes: int) -> Candidate:
         fabric = self._fabric.split()
