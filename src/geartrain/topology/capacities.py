@@ -11,7 +11,12 @@ from geartrain.topology.arrivals import RateReading, joint_rate
 from geartrain.topology.clustering import Racks
 from geartrain.topology.instrument import Survey
 from geartrain.topology.limits import Stage, group_bytes
-from geartrain.topology.readings import LONG_ENOUGH_S, agreed_reading, typical_reading
+from geartrain.topology.readings import (
+    LONG_ENOUGH_S,
+    confirmed_reading,
+    middle_reading,
+    typical_reading,
+)
 from geartrain.topology.rounds import Flow, FlowReading
 
 Link = tuple[int, int]
@@ -71,27 +76,24 @@ class Readings:
             self.by_way.setdefault(key, []).append(reading)  # type: ignore[arg-type]  # not None
 
     def best(self, key: tuple[str, int]) -> RateReading | None:
-        """The highest of one capacity's that is not alone."""
-        return agreed_reading(self.by_way.get(key, ()))
+        """What one capacity's agree on, or else their median."""
+        found = self.by_way.get(key, [])
+        return confirmed_reading(found) or middle_reading(found)
 
-    def is_settled(self, burst: Burst, expected: float | None) -> bool:
+    def is_settled(self, burst: Burst, low: float, high: float) -> bool:
         """Whether a burst need not be repeated.
 
         Args:
             burst: Of which a first reading was tried.
-            expected: bytes/s; a single reading far from it is doubted. None: any is.
+            low: bytes/s below which a reading counts only once another confirms it.
+            high: Likewise above; below ``low`` if all should be confirmed.
         """
-        return all(self._is_settled(key, expected) for key in burst.ways)
+        return all(self._is_settled(key, low, high) for key in burst.ways)
 
-    def _is_settled(self, key: tuple[str, int], expected: float | None) -> bool:
+    def _is_settled(self, key: tuple[str, int], low: float, high: float) -> bool:
         rates = sorted(r.bytes_per_s for r in self.by_way.get(key, ()) if r.is_steady)
-        if len(rates) > 1 and rates[-2] >= _AGREE * rates[-1]:
-            return True
-        return (
-            expected is not None
-            and bool(rates)
-            and _LOW * expected <= rates[-1] <= _ROSE * expected
-        )
+        is_confirmed = len(rates) > 1 and rates[-2] >= _AGREE * rates[-1]
+        return is_confirmed or (bool(rates) and low <= rates[-1] <= high)
 
 
 def measure_nics(survey: Survey, racks: Racks) -> list[Capacity]:
@@ -146,13 +148,20 @@ def _repeat_odd(  # noqa: PLR0913, PLR0917 - what, what for, and how much
     survey: Survey, bursts: Sequence[Burst], known: Readings, stars: Readings, size: int,
     reserve: int,
 ) -> None:  # fmt: skip
-    """Measure again, each alone, what read other than the pairs did, or unsteadily."""
+    """Measure again, each alone, what carried clearly more than the pairs."""
     for _ in range(_REPEATS):
         odd = []
         for burst in bursts:
             pair = known.best(burst.ways[0])
-            expected = None if pair is None else pair.bytes_per_s
-            odd += [] if stars.is_settled(burst, expected) else [burst]
+            # Less than a pair carries is a busy moment: the pair's counts.
+            if pair is None or not pair.is_steady:
+                settled = stars.is_settled(burst, 0.0, -1.0)
+            else:
+                read = stars.by_way.get(burst.ways[0], [])
+                high = _ROSE * pair.bytes_per_s
+                settled = not any(r.bytes_per_s > high for r in read)
+                settled = settled or stars.is_settled(burst, 0.0, high)
+            odd += [] if settled else [burst]
         cost = max((size * len(burst.links) for burst in odd), default=0)
         left = max(survey.instrument.left_bytes - reserve, 0)
         odd = odd[: left // cost if cost else 0]
@@ -168,13 +177,16 @@ def _settle(pairs: Readings, stars: Readings, host: int) -> Capacity:
 
 
 def _agreed(pairs: Readings, stars: Readings, key: tuple[str, int]) -> RateReading | None:
+    """The pairs' reading, or that of stars where those carried more, and did so twice."""
     pair, several = pairs.best(key), stars.by_way.get(key, [])
     if pair is None:
-        return agreed_reading(several)
+        return stars.best(key)
     if pair.window_s >= LONG_ENOUGH_S:  # then a short one read a bucket
         several = [r for r in several if r.window_s >= LONG_ENOUGH_S]
-    found = agreed_reading([pair, *several])
-    return found if found is not None and found in several else pair
+    found = confirmed_reading(several)
+    if not pair.is_steady:
+        return found or stars.best(key) or pair
+    return found if found and found.bytes_per_s > pair.bytes_per_s else pair
 
 
 def _rose(before: Capacity, after: Capacity) -> bool:
@@ -210,8 +222,10 @@ def measure_uplinks(survey: Survey, racks: Racks) -> list[Capacity]:
     for _ in range(_REPEATS):
         # One that differs from the others may do so, or it was a busy moment.
         rates = [r.bytes_per_s for b in bursts for w in b.ways if (r := found.best(w))]
-        expected = None if len(racks) < _SMALLEST_STAR else median(rates or [0.0])
-        odd = [burst for burst in bursts if not found.is_settled(burst, expected)]
+        low, high = 0.0, -1.0
+        if len(racks) >= _SMALLEST_STAR:
+            low, high = _LOW * median(rates or [0.0]), _ROSE * median(rates or [0.0])
+        odd = [burst for burst in bursts if not found.is_settled(burst, low, high)]
         _run(survey, odd, found, size, "uplinks", quietly=True)
     return [
         Capacity(send=found.best(("send", x)), receive=found.best(("receive", x)))
@@ -242,7 +256,7 @@ def measure_between(
     waiting = [there, back]
     for _ in range(_REPEATS + 2):
         _run(survey, waiting, found, size, "uplinks", quietly=True)
-        waiting = [b for b in waiting if not found.is_settled(b, None)]
+        waiting = [b for b in waiting if not found.is_settled(b, 0.0, -1.0)]
     return found.best(("send", 0)), found.best(("receive", 0))
 
 

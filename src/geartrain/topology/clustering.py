@@ -96,16 +96,20 @@ def cluster(hosts: Sequence[int], qualities: Qualities) -> Racks:
     return tuple(sorted(tuple(sorted(group)) for group in groups.values()))
 
 
-def find_inconclusive(num_hosts: int, qualities: Qualities) -> tuple[int, ...]:
+def find_inconclusive(readings: PairReadings, qualities: Qualities) -> tuple[int, ...]:
     """Hosts that see all others alike although others do not.
 
     Returns:
-        Their positions; empty where no host sees another as far, since then there is
-        nothing to tell apart.
+        Their positions; empty where no host surely sees another as far, since then there
+        is nothing to tell apart. An uneven burst proves no distance.
     """
     rows = [
-        sorted(quality for pair, quality in qualities.items() if host in pair)
-        for host in range(num_hosts)
+        sorted(
+            quality
+            for pair, quality in qualities.items()
+            if host in pair and _is_steady(readings, pair)
+        )
+        for host in range(readings.num_hosts)
     ]
     conclusive = [
         bool(row)
@@ -114,7 +118,7 @@ def find_inconclusive(num_hosts: int, qualities: Qualities) -> tuple[int, ...]:
     ]
     if not any(conclusive):
         return ()
-    return tuple(host for host in range(num_hosts) if not conclusive[host])
+    return tuple(host for host, told in enumerate(conclusive) if not told)
 
 
 def find_ambiguous(

@@ -12,8 +12,8 @@ _DEFAULT_MAX_BYTES = 64_000_000
 _HOSTS_OF_DEFAULT = 8
 _SMALLEST_PAIR_BYTES = 1 << 16
 _LARGEST_PAIR_BYTES = 1_000_000
-_LARGEST_TEST_BYTES = 700_000
-_TESTED_PART = 32
+_TEST_BYTES = 600_000
+_TESTED_PART = 10
 _LARGEST_GROUP_BYTES = 4_000_000
 _PAIR_PART = 0.5
 _UPLINK_PART = 0.12
@@ -76,7 +76,7 @@ class ProbeLimits:
         Args:
             left_bytes: Of the budget.
         """
-        return min(left_bytes // _TESTED_PART, _LARGEST_TEST_BYTES)
+        return min(left_bytes // _TESTED_PART, _TEST_BYTES)
 
     def uplink_reserve(self, num_hosts: int) -> int:
         """What other stages must leave for the uplinks, bytes."""

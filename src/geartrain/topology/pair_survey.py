@@ -23,7 +23,7 @@ _LONG_PATH_S = 0.003
 """One way: here a burst of ``pair_burst_s`` ends before TCP has filled the path."""
 _MAX_REPEATS = 2
 _FASTER_ALONE = 4.0
-_REPEATED_PART = 0.25
+_REPEATED_PART = 0.3
 """Of what is left of the budget, for repeating doubtful pairs."""
 
 
@@ -67,7 +67,7 @@ def find_racks(survey: Survey, size: int) -> Racks:
             break
         repeat_pairs(survey, again, size)
     qualities = find_qualities(survey.readings)
-    unclear = find_inconclusive(survey.num_hosts, qualities)
+    unclear = find_inconclusive(survey.readings, qualities)
     core = [host for host in range(survey.num_hosts) if host not in unclear]
     racks = cluster(core, qualities)
     sends = survey.readings.best_sends()

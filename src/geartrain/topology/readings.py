@@ -96,17 +96,22 @@ def typical_reading(readings: Sequence[RateReading]) -> RateReading | None:
     return near[(len(near) - 1) // 2]
 
 
-def agreed_reading(readings: Sequence[RateReading]) -> RateReading | None:
-    """The highest reading of one thing that another one confirms.
+def confirmed_reading(readings: Sequence[RateReading]) -> RateReading | None:
+    """The highest steady reading of one thing that another one confirms, if any.
 
     A burst that a shaper's bucket let pass after a halt reads far too high, but hardly
-    twice the same; a busy moment reads too low. If none agree the middle one counts.
+    twice the same; a busy moment reads too low.
     """
-    sure = [r for r in readings if r.is_steady] or readings
-    if not sure:
-        return None
-    ordered = sorted(sure, key=lambda r: -r.bytes_per_s)
-    for one, two in pairwise(ordered):
+    steady = sorted((r for r in readings if r.is_steady), key=lambda r: -r.bytes_per_s)
+    for one, two in pairwise(steady):
         if two.bytes_per_s >= _ALIKE * one.bytes_per_s:
             return two
-    return ordered[len(ordered) // 2]
+    return None
+
+
+def middle_reading(readings: Sequence[RateReading]) -> RateReading | None:
+    """The median, of steady ones where there are any."""
+    ordered = sorted(
+        [r for r in readings if r.is_steady] or readings, key=lambda r: r.bytes_per_s
+    )
+    return ordered[(len(ordered) - 1) // 2] if ordered else None

@@ -17,6 +17,7 @@ from geartrain.topology.clustering import (
 from geartrain.topology.instrument import Survey
 from geartrain.topology.labels import contested_pairs, group_by_label
 from geartrain.topology.pair_survey import measure_pairs
+from geartrain.topology.readings import is_sure
 from geartrain.topology.tournament import Pair
 from geartrain.units import format_rate
 
@@ -135,7 +136,7 @@ def _is_apart(
     inside = [(g[i], g[i + 1]) for g in (one, two) for i in range(0, len(g) - 1, 2)]
     count = min(len(one), len(two), len(inside))
     across = list(zip(one[:count], two[:count], strict=True))
-    return _is_slower(survey, across, inside[:count], size) if count > 1 else False
+    return count > 1 and _is_slower(survey, across, inside[:count], size)
 
 
 def _fast_hosts(survey: Survey, hosts: Sequence[int]) -> list[int]:
@@ -147,18 +148,18 @@ def _fast_hosts(survey: Survey, hosts: Sequence[int]) -> list[int]:
 
 def _is_slower(
     survey: Survey, across: Sequence[Pair], inside: Sequence[Pair], size: int
-) -> bool | None:
-    """Whether pairs across carry less at once than as many inside; None: unread."""
+) -> bool:
+    """Whether pairs across carry less at once than as many inside; not if unread."""
     backwards = [(b, a) for a, b in across]
     best = {"inside": 0.0, "there": 0.0, "back": 0.0}
     for _ in range(_TRIES):
         for name, links in (("inside", inside), ("there", across), ("back", backwards)):
             reading = measure_together(survey, links, size)
-            if reading is not None:
+            if reading is not None and is_sure(reading):
                 best[name] = max(best[name], reading.bytes_per_s)
         if 0 < SAME_RACK * best["inside"] <= min(best["there"], best["back"]):
             return False
-    return True if best["inside"] > 0 else None
+    return best["inside"] > 0
 
 
 def name_racks(
