@@ -6,10 +6,10 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._C._distributed_c10d import PrefixStore
@@ -30,7 +30,13 @@ from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.low_communication import AVERAGES, ModelAverager
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
-from geartrain.parallel.regroup import PlacesDifferError, Regrouper
+from geartrain.parallel.regroup import Regrouper
+from geartrain.parallel.regroup_training import (
+    check_members,
+    do_again,
+    own_forward,
+    retried,
+)
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
 from geartrain.parallel.saved_state import TrainState, load_state, save_state
@@ -94,8 +100,10 @@ class Trainer:
     _read_s: float = 0.0
     _watch: StepWatch | None = None
     _finished_at_s: float = 0.0
-    _regrouper: Regrouper | None = None
-    _is_step_open: bool = False  # until it is applied
+    regrouper: Regrouper | None = None
+    """None where a lost rank ends the training."""
+    is_step_open: bool = False
+    """Until it is applied."""
     _last_loss: float = 0.0
 
     def __post_init__(self) -> None:
@@ -130,7 +138,7 @@ class Trainer:
             state=self._state,
         )
         if survivors is not None:
-            self._regrouper = Regrouper(
+            self.regrouper = Regrouper(
                 survivors=survivors,
                 groups=self.place.groups,
                 director=self.director,
@@ -139,7 +147,7 @@ class Trainer:
                 state=self._state,
                 run_dir=run_dir if self.place.rank == 0 else None,
             )
-            survivors.on_gathered = self._regrouper.report
+            survivors.on_gathered = self.regrouper.report
 
     # -- what the session asks ----------------------------------------------------
 
@@ -148,7 +156,7 @@ class Trainer:
         if self.is_evaluating:
             return self.director.evaluation_shares()
         planned_at_s = self.director.planned_at_s
-        view = self._together(lambda: self._assign(loader))
+        view = retried(self, lambda: self._assign(loader))
         if self.director.planned_at_s != planned_at_s:
             self._finished_at_s = self.director.planned_at_s  # no step took that time
         if loader not in self._loaders:
@@ -164,14 +172,14 @@ class Trainer:
             try:
                 return self._make_step(batch)
             except CommunicationError as error:
-                batch = self._do_again(error, batch)
+                batch = do_again(self, error, batch)
                 if self.step_index > first:  # it had been applied, here or elsewhere
                     return self._last_loss
 
     def _make_step(self, batch: Any) -> float:  # Any: the user's batch
         try:
             for micro in self._open(batch):
-                self._check_members()
+                check_members(self)
                 with self._context(micro):
                     terms = self.calls.loss_terms(micro.batch)
                     self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
@@ -183,7 +191,7 @@ class Trainer:
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:  # Any: the user's batch
         """Open a step for an own forward; see ``Session.micro_batches``."""
-        with self._own_forward():
+        with own_forward(self):
             self._work = self._open(batch)
         try:
             for micro in self._work:
@@ -210,8 +218,8 @@ class Trainer:
             )
             raise ConfigError(msg)
         self._micro = None
-        with self._own_forward():
-            self._check_members()
+        with own_forward(self):
+            check_members(self)
             self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
         self._sizes.append(micro.num_samples)
 
@@ -223,7 +231,7 @@ class Trainer:
                 "session.micro_batches(batch) to its end first"
             )
             raise ConfigError(msg)
-        with self._own_forward():
+        with own_forward(self):
             return self._close()
 
     def together(self, operation: Callable[[], T]) -> T:
@@ -232,9 +240,9 @@ class Trainer:
         Raises:
             CommunicationError: If the others can't go on.
         """
-        result = self._together(operation)
-        if self._regrouper is not None:
-            self._regrouper.num_together += 1
+        result = retried(self, operation)
+        if self.regrouper is not None:
+            self.regrouper.num_together += 1
         return result
 
     def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
@@ -269,10 +277,10 @@ class Trainer:
 
     def close(self, *, gather_waits: bool) -> None:
         """Write the last step's records."""
-        if self._regrouper is not None:
+        if self.regrouper is not None:
             if gather_waits:
-                self._regrouper.say_goodbye(self.step_index)
-            self._regrouper.close()
+                self.regrouper.say_goodbye(self.step_index)
+            self.regrouper.close()
         waits_s = [self._engine.last_wait_s] * self.place.world_size
         if gather_waits:
             waits_s = self.place.groups.collect_last_waits(self._engine.last_wait_s)
@@ -284,9 +292,9 @@ class Trainer:
     def _open(self, batch: Any) -> Iterator[MicroBatch]:
         self._sizes, self._read_s = [], 0.0
         self._num_opened += 1
-        self._is_step_open = True
-        if self._regrouper is not None:
-            self._regrouper.begin_step(self.step_index)
+        self.is_step_open = True
+        if self.regrouper is not None:
+            self.regrouper.begin_step(self.step_index)
         seed_step(self.settings.seed, self.step_index, self.place.rank)
         loader = self._loader_of(batch)
         if loader is None:
@@ -377,9 +385,9 @@ class Trainer:
     def _count_step(self, outcome: StepOutcome) -> None:
         self.step_index += 1
         self._last_loss = outcome.loss
-        self._is_step_open = False
-        if self._regrouper is not None:
-            self._regrouper.applied(self.step_index)
+        self.is_step_open = False
+        if self.regrouper is not None:
+            self.regrouper.applied(self.step_index)
 
     def _watch_links(self, figures: Sequence[RankFigures]) -> None:
         """Measure links again that are off, and plan anew if they changed."""
@@ -458,102 +466,37 @@ class Trainer:
             tickets.forget_old()
         return tickets
 
-    # -- after a loss -------------------------------------------------------------------
-
-    def _check_members(self) -> None:
-        if self._regrouper is not None:
-            self._regrouper.survivors.check()
-
     def _assign(self, loader: ShareLoader) -> ShareView:
         if self.director.plan is not None:
-            self._check_members()
+            check_members(self)
         return self.director.assign(loader)
 
-    def _together(self, operation: Callable[[], T]) -> T:
-        while True:
-            try:
-                return operation()
-            except CommunicationError as error:
-                self._go_on(error)
+    def after_regrouping(self, outcome: StepOutcome | None) -> None:
+        """Those that are left are in step again.
 
-    def _do_again(self, error: CommunicationError, batch: Any) -> Any:
-        """Go on with those that are left; returns this rank's new part of the batch."""
-        loader, steps_before = self.active_loader, self.step_index
-        if self._regrouper is None or loader is None:
-            raise error
-        if self._is_step_open and batch is not loader.last_batch:
-            self._give_up(
-                error,
-                "the batch is not as the loader handed it out, and other devices' parts "
-                "of it can't be read; transform in the dataset or collate_fn",
-            )
-        was_open = self._is_step_open
-        self._go_on(error)
-        if not was_open or self.step_index > steps_before:
-            return batch
-        self.director.switch_to(loader)
-        return loader.reassign(self.director.keeper.share_view(self.place.rank))
+        Args:
+            outcome: Of a step that others had applied, and whose state was taken over.
 
-    def _go_on(self, error: CommunicationError) -> None:
-        """Come back in step with those that are left, or raise why that can't be."""
-        regrouper = self._regrouper
-        if regrouper is None or self.director.plan is None:
-            raise error
-        if self.settings.sync_batchnorm:
-            self._give_up(error, "synchronized BatchNorm belongs to all devices")
-        regrouper.buffers.restore()
-        try:
-            outcome = regrouper.settle(error, self.step_index)
-        except PlacesDifferError as apart:
-            self._save_and_raise(apart, f"{apart}")
+        Raises:
+            TrainingStopped: If a stop was asked for in that step.
+        """
         self._num_opened = 0
         self._watch = None  # links are watched among all ranks or not at all
-        if outcome is not None:
-            facts = StepFacts(
-                step=self.step_index,
-                at_s=time.time(),
-                step_s=time.time() - self._finished_at_s,
-                loss=outcome.loss,
-                figures=tuple(outcome.trailer.ranks),
-            )
-            self._finished_at_s = facts.at_s
-            self._recorder.add_step(facts)
-            self._count_step(outcome)
-            if outcome.trailer.stop_requested:
-                self._stop()
-
-    @contextmanager
-    def _own_forward(self) -> Iterator[None]:
-        try:
-            yield
-        except CommunicationError as error:
-            self._engine.abandon()
-            if self._regrouper is None or self.director.plan is None:
-                raise
-            self._give_up(error, "only the script can run its own forward again")
-
-    def _give_up(self, error: CommunicationError, why: str) -> NoReturn:
-        """Save the state before the step, and raise what to do with it."""
-        regrouper = self._regrouper
-        assert regrouper is not None
-        regrouper.buffers.restore()
-        gathering = regrouper.gather(error, self.step_index)
-        self._save_and_raise(
-            error,
-            f"{gathering.reason}. The step was not applied and can't be done again: {why}",
+        if outcome is None:
+            return
+        now_s = time.time()
+        facts = StepFacts(
+            step=self.step_index,
+            at_s=now_s,
+            step_s=now_s - self._finished_at_s,
+            loss=outcome.loss,
+            figures=tuple(outcome.trailer.ranks),
         )
-
-    def _save_and_raise(self, error: CommunicationError, reason: str) -> NoReturn:
-        assert self.spec is not None
-        if self._is_step_open and self.active_loader is not None:
-            self.active_loader.hand_back()
-        path = Path(self.spec.run_dir) / "checkpoint"
-        self.save(path, self.positions())
-        msg = (
-            f"{reason}. The state after {self.step_index} steps is in {path}; start again "
-            "and session.load() it: nothing is lost"
-        )
-        raise CommunicationError(msg) from error
+        self._finished_at_s = now_s
+        self._recorder.add_step(facts)
+        self._count_step(outcome)
+        if outcome.trailer.stop_requested:
+            self._stop()
 
     # -- set-up -------------------------------------------------------------------------
 

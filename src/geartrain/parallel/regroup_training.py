@@ -1,0 +1,128 @@
+"""What a training does when a rank is lost: the step again, or save and say why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from geartrain.errors import CommunicationError
+from geartrain.parallel.regroup import PlacesDifferError
+
+if TYPE_CHECKING:
+    from geartrain.parallel.trainer import Trainer
+
+T = TypeVar("T")
+
+
+def check_members(trainer: Trainer) -> None:
+    """Look whether a rank was lost, without waiting.
+
+    Raises:
+        CommunicationError: If so.
+    """
+    if trainer.regrouper is not None:
+        trainer.regrouper.survivors.check()
+
+
+def retried(trainer: Trainer, operation: Callable[[], T]) -> T:
+    """Do what needs all ranks; again with those left, where one is lost meanwhile.
+
+    Raises:
+        CommunicationError: If the others can't go on.
+    """
+    while True:
+        try:
+            return operation()
+        except CommunicationError as error:
+            go_on(trainer, error)
+
+
+def do_again(trainer: Trainer, error: CommunicationError, batch: Any) -> Any:  # Any: user's
+    """Go on with those that are left.
+
+    Args:
+        trainer: Of this rank.
+        error: What ended the step.
+        batch: This rank's part of the global batch, as ``step`` was given it.
+
+    Returns:
+        This rank's new part of it; the same where the step was applied.
+
+    Raises:
+        CommunicationError: If the others can't go on, or the step can't be done again.
+    """
+    loader, steps_before = trainer.active_loader, trainer.step_index
+    if trainer.regrouper is None or loader is None:
+        raise error
+    was_open = trainer.is_step_open
+    if was_open and batch is not loader.last_batch:
+        _give_up(
+            trainer,
+            error,
+            "the batch is not as the loader handed it out, and other devices' parts "
+            "of it can't be read; transform in the dataset or collate_fn",
+        )
+    go_on(trainer, error)
+    if not was_open or trainer.step_index > steps_before:
+        return batch
+    trainer.director.switch_to(loader)
+    return loader.reassign(trainer.director.keeper.share_view(trainer.place.rank))
+
+
+def go_on(trainer: Trainer, error: CommunicationError) -> None:
+    """Come back in step with those that are left.
+
+    Raises:
+        CommunicationError: The one given, if nobody was lost; else why it can't be.
+        TrainingStopped: If a stop was asked for in a step that others had finished.
+    """
+    regrouper = trainer.regrouper
+    if regrouper is None or trainer.director.plan is None:
+        raise error
+    if trainer.settings.sync_batchnorm:
+        _give_up(trainer, error, "synchronized BatchNorm belongs to all devices")
+    regrouper.buffers.restore()
+    try:
+        outcome = regrouper.settle(error, trainer.step_index)
+    except PlacesDifferError as apart:
+        _save_and_raise(trainer, apart, str(apart))
+    trainer.after_regrouping(outcome)
+
+
+@contextmanager
+def own_forward(trainer: Trainer) -> Iterator[None]:
+    """A part of a step that only the script itself could do again."""
+    try:
+        yield
+    except CommunicationError as error:
+        if trainer.regrouper is None or trainer.director.plan is None:
+            raise
+        _give_up(trainer, error, "only the script can run its own forward again")
+
+
+def _give_up(trainer: Trainer, error: CommunicationError, why: str) -> NoReturn:
+    """Save the state before the step, and raise what to do with it."""
+    regrouper = trainer.regrouper
+    assert regrouper is not None
+    regrouper.buffers.restore()
+    gathering = regrouper.gather(error, trainer.step_index)
+    _save_and_raise(
+        trainer,
+        error,
+        f"{gathering.reason}. The step was not applied and can't be done again: {why}",
+    )
+
+
+def _save_and_raise(trainer: Trainer, error: CommunicationError, reason: str) -> NoReturn:
+    assert trainer.spec is not None
+    if trainer.is_step_open and trainer.active_loader is not None:
+        trainer.active_loader.hand_back()
+    path = Path(trainer.spec.run_dir) / "checkpoint"
+    trainer.save(path, trainer.positions())
+    msg = (
+        f"{reason}. The state after {trainer.step_index} steps is in {path}; start again "
+        "and session.load() it: nothing is lost"
+    )
+    raise CommunicationError(msg) from error
