@@ -130,6 +130,7 @@ class ExchangeHub:
             policy=request.policy,
             host_group=request.host_group,
             core_fraction=request.core_fraction,
+            core_fractions=tuple(r.core_fraction or 1.0 for r in self.network.ranks),
         )
 
     def book_of(self, members: Sequence[int]) -> ScheduleBook:

@@ -15,6 +15,8 @@ from geartrain.planner.overlap import NO_EXCHANGE, Overlap
 
 SMALLEST_BUCKET_BYTES = 256 * 2**10
 """Below, what an exchange takes is mostly its start."""
+_RINGS_AT_ONCE = 2
+"""Threads of a Gloo group that carry out rings."""
 _RATES_PER_DECADE = 25
 """Hosts whose rates differ by less than a tenth are added to an exchange together."""
 
@@ -67,8 +69,12 @@ def exchange_overlap(profile: ModelProfile, member_ids: Collection[str]) -> Over
     ways = Ways(request)
     whole_s = choose_among(ways, request.policy, request.num_bytes).predicted_s
     last_bytes = largest_bucket_bytes(profile.network, request.num_bytes)
-    last_s = choose_among(ways, request.policy, last_bytes).predicted_s
-    return Overlap(whole_s=whole_s, last_s=min(last_s, whole_s))
+    last = choose_among(ways, request.policy, last_bytes)
+    if last.algorithm == "ring":
+        # Chunks of staged exchanges overlap; of rings, only so many are under way.
+        num_buckets = request.num_bytes / last_bytes
+        whole_s = max(whole_s, num_buckets * last.predicted_s / _RINGS_AT_ONCE)
+    return Overlap(whole_s=whole_s, last_s=min(last.predicted_s, whole_s))
 
 
 def largest_bucket_bytes(network: ExchangeNetwork, gradient_bytes: int) -> int:
@@ -103,8 +109,13 @@ def exchange_request(
         codecs=network.codecs,
         policy=network.policy,
         host_group=network.host_group,
-        core_fraction=network.core_fraction,
+        core_fraction=_least_cores(network, members),
     )
+
+
+def _least_cores(network: ExchangeNetwork, members: Collection[str]) -> float:
+    cores = dict(zip(network.device_ids, network.core_fractions, strict=False))
+    return min((cores[i] for i in members if i in cores), default=network.core_fraction)
 
 
 def _network_costs_s(profile: ModelProfile, network: ExchangeNetwork) -> dict[str, float]:

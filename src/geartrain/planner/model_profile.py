@@ -115,6 +115,8 @@ class ExchangeNetwork:
     host_group: HostGroupKind = "lone"
     core_fraction: float = 1.0
     """Processor cores that each host has for the exchange."""
+    core_fractions: tuple[float, ...] = ()
+    """The same of each device's host, same order as ``device_ids``; empty: all alike."""
     num_buckets: int = 8
     """Parts in which gradients are exchanged while backward fills the next ones; 1: only
     after backward."""

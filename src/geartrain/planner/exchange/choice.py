@@ -156,8 +156,11 @@ def _pick(allowed: Sequence[Candidate], *, over_ring: float | None) -> Candidate
             ring.predicted_s if ring else best.predicted_s,
         )
         return leaders if leaders.predicted_s <= most_s else best
-    direct = best.schedule.algorithm == "hierarchical" and best.schedule.codec == EXACT
-    if ring and direct and over_ring is not None:
+    algorithm, num_bytes = best.schedule.algorithm, best.schedule.num_bytes
+    is_direct = algorithm == "hierarchical" and best.schedule.codec == EXACT
+    if over_ring == SCARCE_OVER_RING and num_bytes >= SMALLEST_CODED_BYTES:
+        is_direct |= algorithm == "leader"  # carried out by the same threads
+    if ring and is_direct and over_ring is not None:
         return ring if best.predicted_s > over_ring * ring.predicted_s else best
     return best
 

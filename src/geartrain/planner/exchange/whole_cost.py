@@ -13,6 +13,7 @@ from geartrain.planner.exchange.staged_cost import (
     MESSAGE_CPU_S,
     Prediction,
     device_group_s,
+    turn_s,
 )
 
 RING_LOSS = 1.12
@@ -49,7 +50,8 @@ def predict_ring(
     num_hosts = len(order)
     moved_s = RING_LOSS * 2 * (num_hosts - 1) / num_hosts * num_bytes / slowest
     step_s = fabric.fabric_latency_s if len(fabric.racks) > 1 else fabric.rack_latency_s
-    latency_s = 2 * (num_hosts - 1) * (step_s + RING_STEP_CPU_S / core_fraction)
+    step_s += RING_STEP_CPU_S / core_fraction + turn_s(core_fraction)
+    latency_s = 2 * (num_hosts - 1) * step_s
     # Gloo takes whole tensors, so the device groups work before and after, not meanwhile.
     group_s = _group_s(fabric) * num_bytes
     return Prediction(
@@ -78,7 +80,7 @@ def predict_leader(fabric: Fabric, num_bytes: int, core_fraction: float) -> Pred
             slowest_receive = min(host.receive_bytes_per_s for host in others)
             gather = max(gather, count / leader.receive_bytes_per_s, 1 / slowest_send)
             hand_out = max(hand_out, count / leader.send_bytes_per_s, 1 / slowest_receive)
-            waits_s = fabric.rack_latency_s + count * message_s
+            waits_s = fabric.rack_latency_s + turn_s(core_fraction) + count * message_s
             gather_latency_s = max(gather_latency_s, waits_s)
             adding = max(adding, count / ADD_BYTES_PER_S)
         if num_racks > 1:
@@ -87,7 +89,8 @@ def predict_leader(fabric: Fabric, num_bytes: int, core_fraction: float) -> Pred
     latency_s = 2 * gather_latency_s
     if num_racks > 1:
         adding += (num_racks - 1) / ADD_BYTES_PER_S
-        latency_s += fabric.fabric_latency_s + 2 * (num_racks - 1) * message_s
+        latency_s += fabric.fabric_latency_s + turn_s(core_fraction)
+        latency_s += 2 * (num_racks - 1) * message_s
     group_s = _group_s(fabric) * num_bytes
     rack_s, slow_hop_s = (gather + hand_out) * num_bytes, swap * num_bytes
     adding_s = adding * num_bytes / min(1.0, core_fraction)
