@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from geartrain.errors import ConfigError
 from geartrain.planner import ModelProfile, Workload, fit_curve, predict_s, solve
 from geartrain.planner.curve_fit import best_samples_per_s
-from geartrain.planner.exchange_cost import exchange_overlap, exchange_s
+from geartrain.planner.exchange import choose
+from geartrain.planner.exchange_cost import (
+    exchange_overlap,
+    exchange_request,
+    exchange_s,
+)
 from geartrain.planner.explanation import explain, render_text
 from geartrain.planner.model_profile import ExchangeNetwork
 from geartrain.planner.overlap import NO_EXCHANGE, Overlap
@@ -25,15 +30,18 @@ seconds = st.floats(0.0, 3.0)
 
 
 def linked(
-    rates: list[float], num_buckets: int = 8, num_bytes: int = 25_000_000
+    rates: list[float],
+    num_buckets: int = 8,
+    num_bytes: int = 25_000_000,
+    links: list[float] | None = None,
 ) -> ModelProfile:
-    """A host a device, all in one rack; beta of each device, links of 1 Gbit/s."""
+    """A host a device, all in one rack; beta of each device, links of 1 Gbit/s or so."""
     ids = tuple(f"d{i}" for i in range(len(rates)))
     profile = make_profile(
         [linear(i, 0.0, beta_s, 512) for i, beta_s in zip(ids, rates, strict=True)]
     )
     network = ExchangeNetwork(
-        topology=make_topology([[1000] * len(ids)], [1000]),
+        topology=make_topology([links or [1000] * len(ids)], [1000]),
         device_ids=ids,
         host_ids=tuple(f"h{i}" for i in range(len(ids))),
         num_buckets=num_buckets,
@@ -218,3 +226,40 @@ def test_a_network_without_buckets_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="num_buckets=0"):
         dataclasses.replace(network, num_buckets=0)
+
+
+def test_members_are_predicted_with_the_cores_that_they_have() -> None:
+    profile = linked([0.1, 0.1, 0.1])
+    assert profile.network is not None
+    network = dataclasses.replace(
+        profile.network, core_fraction=0.1, core_fractions=(0.8, 0.8, 0.1)
+    )
+    profile = dataclasses.replace(profile, network=network)
+    alike = dataclasses.replace(
+        profile, network=dataclasses.replace(network, core_fractions=())
+    )
+
+    assert exchange_s(profile, ["d0", "d1"]) < exchange_s(alike, ["d0", "d1"])
+    assert exchange_s(profile, ["d0", "d1", "d2"]) == exchange_s(alike, ["d0", "d1", "d2"])
+
+
+def test_hosts_with_less_than_a_core_leave_the_exchange_to_the_ring() -> None:
+    profile = linked([0.1] * 4, links=[50, 50, 50, 35])
+    request = exchange_request(profile, ["d0", "d1", "d2", "d3"])
+    assert request is not None
+
+    assert choose(request).algorithm == "hierarchical"
+    scarce = dataclasses.replace(request, core_fraction=0.2)
+    assert choose(scarce).algorithm == "ring"
+
+
+def test_few_rings_are_under_way_at_once() -> None:
+    profile = linked([0.1] * 4, num_bytes=2_400_000, links=[50] * 4)
+    assert profile.network is not None
+    network = dataclasses.replace(profile.network, core_fraction=0.1)
+
+    overlap = exchange_overlap(
+        dataclasses.replace(profile, network=network), ["d0", "d1", "d2", "d3"]
+    )
+
+    assert overlap.whole_s == pytest.approx(8 / 2 * overlap.last_s)
