@@ -16,67 +16,87 @@ import geartrain as gt
 from small_models import mean_cross_entropy
 from training_jobs import Job, flat_parameters
 
+SAMPLE_S = 0.01
+"""Slow enough that a batch of a few samples is worth sharing."""
 
-def strike_later(delay_s: float, number: int) -> None:
-    threading.Timer(delay_s, os.kill, (os.getpid(), number)).start()
+
+class Training:
+    """The training that the argument of the script describes.
+
+    Args:
+        options: ``hits`` (rank, place, seconds later, signal), ``num_steps``, ``result``,
+            and what else is looked up below.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.job = Job(num_steps=options["num_steps"])
+        self.session = gt.Session()
+        self.model = self.job.model()
+        self.session.setup(
+            self.model,
+            self.job.make_optimizer(self.model),
+            loss_fn=self.loss,
+            **options.get("setup", {}),
+        )
+        self.loader = self.session.setup_dataloader(
+            self.job.data(), global_batch_size=self.job.batch_size
+        )
+        if "load" in options:
+            self.session.load(options["load"])
+        self.losses: list[float] = []
+
+    def loss(self, output: Any, batch: Any) -> torch.Tensor:
+        is_planned = self.session.current_plan is not None
+        self.hit_at(self.session.step_index if is_planned else "measuring")
+        time.sleep(len(batch[0]) * SAMPLE_S)
+        return mean_cross_entropy(output, batch)
+
+    def hit_at(self, place: object) -> None:
+        """Have this process hit by a signal if it is its turn."""
+        for hit in self.options["hits"]:
+            if hit["rank"] == self.session.rank and hit["at"] == place:
+                hit["at"] = None
+                arguments = (os.getpid(), hit["signal"])
+                threading.Timer(hit["delay_s"], os.kill, arguments).start()
+
+    def run(self) -> None:
+        while self.session.step_index < self.job.num_steps:
+            for batch in self.loader:
+                self.losses.append(self.step(batch))
+                if self.session.step_index == self.job.num_steps:
+                    break
+
+    def step(self, batch: Any) -> float:
+        if not self.options.get("own_forward"):
+            return self.session.step(batch)
+        for part in self.session.micro_batches(batch):
+            self.session.backward(self.loss(self.model(part[0]), part))
+        return self.session.optimizer_step()
+
+    def mean_loss(self) -> float:
+        def sums(output: Any, batch: Any) -> dict[str, Any]:
+            return {"loss": (mean_cross_entropy(output, batch).sum(), len(batch[0]))}
+
+        return self.session.evaluate(self.loader, sums)["loss"]
 
 
 def main() -> None:
-    """Train; the argument says who is hit: rank, place, seconds later, signal."""
     options = json.loads(sys.argv[1])
-    job = Job(num_steps=options.get("num_steps", 10))
-    hits = [hit for hit in options["hits"] if hit["rank"] == rank_of_this()]
-
-    def hit_at(place: object) -> None:
-        for hit in hits:
-            if hit["at"] == place:
-                strike_later(hit.get("delay_s", 0.0), hit["signal"])
-
-    def loss_fn(output: Any, batch: Any) -> torch.Tensor:
-        hit_at("measuring" if session.current_plan is None else session.step_index)
-        time.sleep(len(batch[0]) * options.get("sample_s", 0.01))  # worth sharing
-        return mean_cross_entropy(output, batch)
-
-    session = gt.Session()
-    model = job.model()
-    optimizer = job.make_optimizer(model)
-    session.setup(model, optimizer, loss_fn=loss_fn, **options.get("setup", {}))
-    loader = session.setup_dataloader(job.data(), global_batch_size=job.batch_size)
-    if options.get("load"):
-        session.load(options["load"])
-    losses = []
-    metric = 0.0
-    while session.step_index < job.num_steps:
-        for batch in loader:
-            if options.get("own_forward"):
-                for part in session.micro_batches(batch):
-                    session.backward(loss_fn(model(part[0]), part), count=len(part[0]))
-                losses.append(session.optimizer_step())
-            else:
-                losses.append(session.step(batch))
-            if session.step_index == job.num_steps:
-                break
-    hit_at("evaluating")
-    if options.get("evaluates"):
-        metric = session.evaluate(
-            loader,
-            lambda output, batch: {
-                "loss": (mean_cross_entropy(output, batch).sum(), len(batch[0]))
-            },
-        )["loss"]
-    if session.is_main:
+    training = Training(options)
+    training.run()
+    training.hit_at("evaluating")
+    metric = training.mean_loss() if options.get("evaluates") else 0.0
+    plan = training.session.current_plan
+    assert plan is not None
+    if training.session.is_main:
         result = {
-            "losses": losses,
-            "parameters": flat_parameters(model).tolist(),
+            "losses": training.losses,
+            "parameters": flat_parameters(training.model).tolist(),
             "metric": metric,
-            "shares": [r.device_id for r in session.current_plan.replicas],
+            "devices": [replica.device_id for replica in plan.replicas],
         }
         Path(options["result"]).write_text(json.dumps(result))
-
-
-def rank_of_this() -> int:
-    spec = json.loads(Path(os.environ["GEARTRAIN_WORKER_SPEC"]).read_text())
-    return int(spec["rank"])
 
 
 if __name__ == "__main__":

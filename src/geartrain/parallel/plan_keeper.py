@@ -151,7 +151,10 @@ class PlanKeeper:
         self.settings = replace(self.settings, workload=workload, is_declared=is_declared)
         self.profile = profile
         self._corrector, self._num_seen = None, 0
-        self._take(solve(profile, workload))
+        plan = solve(profile, workload)
+        # Declared speeds are right among each other only: no rate can be held to them.
+        has_bound = self.plan.bound_step_s > 0 and not is_declared
+        self._take(plan if has_bound else replace(plan, bound_step_s=0.0))
         if self.settings.corrects and not is_declared:
             self._start()
 

@@ -260,7 +260,22 @@ class Regrouper:
         rates = rendezvous.broadcast("rates", self.director.known_rates(), KnownRates)
         self.engine.regroup(self.groups.collective(), gathering.ranks)
         self.director.regroup(rates, handover.holders)
+        self._tell_plan(handover.num_steps)
         return outcome
+
+    def _tell_plan(self, num_steps: int) -> None:
+        plan = self.director.plan
+        assert plan is not None
+        self.recorder.add_event(
+            num_steps,
+            "replanned",
+            f"{plan.global_batch_size} samples over {len(plan.replicas)} devices of "
+            f"the {len(self.groups.members)} left",
+            values={
+                "predicted_step_s": plan.predicted_step_s,
+                "bound_step_s": plan.bound_step_s,
+            },
+        )
 
     def _hand_over(self, handover: Handover) -> StepOutcome | None:
         """Give the state after the last step to those that have not applied it."""
