@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, permutations
 from statistics import median
 
@@ -14,6 +14,7 @@ from geartrain.topology.limits import Stage, group_bytes
 from geartrain.topology.readings import (
     LONG_ENOUGH_S,
     confirmed_reading,
+    is_sure,
     middle_reading,
     typical_reading,
 )
@@ -134,8 +135,15 @@ def _note_pairs(survey: Survey, known: Readings, host: int, rack: Sequence[int])
     rates = survey.readings.rates
     sends = [rates[host, peer] for peer in rack if (host, peer) in rates]
     receives = [rates[peer, host] for peer in rack if (peer, host) in rates]
-    known.add(Burst(links=(), sender=host), typical_reading(sends))
-    known.add(Burst(links=(), receiver=host), typical_reading(receives))
+    known.add(Burst(links=(), sender=host), typical_reading(_plausible(sends)))
+    known.add(Burst(links=(), receiver=host), typical_reading(_plausible(receives)))
+
+
+def _plausible(readings: Sequence[RateReading]) -> Sequence[RateReading]:
+    """Without what was read so shortly that it may be a bucket, unless twice alike."""
+    long = [r for r in readings if is_sure(r)]
+    short = [r for r in readings if not is_sure(r)]
+    return readings if not long or confirmed_reading(short) else long
 
 
 def _star_bursts(host: int, rack: Sequence[int], num_peers: int) -> Iterator[Burst]:
@@ -185,7 +193,7 @@ def _agreed(pairs: Readings, stars: Readings, key: tuple[str, int]) -> RateReadi
         several = [r for r in several if r.window_s >= LONG_ENOUGH_S]
     found = confirmed_reading(several)
     if not pair.is_steady:
-        return found or stars.best(key) or pair
+        found = found or stars.best(key)
     return found if found and found.bytes_per_s > pair.bytes_per_s else pair
 
 
@@ -218,15 +226,18 @@ def measure_uplinks(survey: Survey, racks: Racks) -> list[Capacity]:
     found = Readings()
     budget = int(_UPLINK_PART * survey.instrument.left_bytes)
     size = group_bytes(budget, sum(len(burst.links) for burst in bursts))
-    _run(survey, bursts, found, size, "uplinks")
-    for _ in range(_REPEATS):
+    _run(survey, bursts, found, size, "uplinks", both_ways=True)
+    for attempt in range(_REPEATS):
         # One that differs from the others may do so, or it was a busy moment.
         rates = [r.bytes_per_s for b in bursts for w in b.ways if (r := found.best(w))]
         low, high = 0.0, -1.0
         if len(racks) >= _SMALLEST_STAR:
             low, high = _LOW * median(rates or [0.0]), _ROSE * median(rates or [0.0])
         odd = [burst for burst in bursts if not found.is_settled(burst, low, high)]
-        _run(survey, odd, found, size, "uplinks", quietly=True)
+        if len(racks) >= _SMALLEST_STAR:
+            odd = [_against_fastest(racks, burst, found) for burst in odd]
+        again = not attempt and len(odd) == len(bursts) < _SMALLEST_STAR
+        _run(survey, odd, found, size, "uplinks", quietly=not again, both_ways=again)
     return [
         Capacity(send=found.best(("send", x)), receive=found.best(("receive", x)))
         for x in range(len(racks))
@@ -238,6 +249,25 @@ def _rack_bursts(racks: Racks, rack: int, num_peers: int) -> Iterator[Burst]:
     peers = [all_hosts(racks[centre], racks[other]) for other in others]
     yield Burst(links=tuple(chain(*peers)), sender=centre)
     yield Burst(links=tuple((b, a) for a, b in chain(*peers)), receiver=centre)
+
+
+def _against_fastest(racks: Racks, burst: Burst, found: Readings) -> Burst:
+    """The same rack against the one partner that was seen to carry most.
+
+    A slow partner's queue holds back what has already passed the uplink.
+    """
+    way, rack = burst.ways[0]
+    other_way = "receive" if way == "send" else "send"
+    rates = {
+        x: reading.bytes_per_s if (reading := found.best((other_way, x))) else 0.0
+        for x in range(len(racks))
+        if x != rack
+    }
+    partner = max(rates, key=lambda x: rates[x])
+    links = all_hosts(racks[rack], racks[partner])
+    if way == "receive":
+        links = tuple((b, a) for a, b in links)
+    return replace(burst, links=links)
 
 
 def measure_between(
@@ -272,7 +302,7 @@ def measure_together(
 
 def _run(  # noqa: PLR0913 - one call says what, where to, how much and how
     survey: Survey, bursts: Sequence[Burst], readings: Readings, size: int, stage: Stage,
-    *, quietly: bool = False,
+    *, quietly: bool = False, both_ways: bool = False,
 ) -> None:  # fmt: skip
     """Run bursts and keep what they read.
 
@@ -283,19 +313,24 @@ def _run(  # noqa: PLR0913 - one call says what, where to, how much and how
         size: The most that each flow sends, bytes.
         stage: For the progress.
         quietly: As for :meth:`geartrain.topology.instrument.Survey.run_groups`.
+        both_ways: Whether each burst and the next, which is its way back, run together:
+            half the time, where it is surely the link that limits.
     """
     if not bursts or not size:
         return
     duration_s = survey.limits.burst_s(survey.limits.group_burst_s, survey.worst_latency_s)
-    groups = [
+    flows = [
         [
             Flow(source=a, target=b, max_bytes=size, duration_s=duration_s)
             for a, b in burst.links
         ]
         for burst in bursts
     ]
+    step = 2 if both_ways else 1
+    groups = [list(chain(*flows[i : i + step])) for i in range(0, len(flows), step)]
     found: list[list[FlowReading]] = survey.run_groups(groups, quietly=quietly)
-    for burst, mine in zip(bursts, found, strict=True):
+    for position, burst in enumerate(bursts):
+        mine = [r for r in found[position // step] if (r.source, r.target) in burst.links]
         readings.add(burst, joint_rate([reading.arrivals for reading in mine]))
     survey.tell(stage, len(bursts), len(bursts))
 

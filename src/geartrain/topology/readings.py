@@ -13,6 +13,9 @@ _ALIKE = 0.85
 LONG_ENOUGH_S = 0.003
 """A slope over less than this may lie inside a shaper's bucket (4 ms of its rate)."""
 
+_BEYOND_DOUBT_S = 0.04
+"""Ten times what shapers commonly hold."""
+
 
 @dataclass(slots=True)
 class PairReadings:
@@ -97,11 +100,14 @@ def typical_reading(readings: Sequence[RateReading]) -> RateReading | None:
 
 
 def confirmed_reading(readings: Sequence[RateReading]) -> RateReading | None:
-    """The highest steady reading of one thing that another one confirms, if any.
+    """The highest steady reading of one thing that can be believed, if any.
 
     A burst that a shaper's bucket let pass after a halt reads far too high, but hardly
-    twice the same; a busy moment reads too low.
+    twice the same, and not for long; a busy moment reads too low.
     """
+    long = [r for r in readings if r.is_steady and r.window_s >= _BEYOND_DOUBT_S]
+    if long:
+        return max(long, key=lambda r: r.bytes_per_s)
     steady = sorted((r for r in readings if r.is_steady), key=lambda r: -r.bytes_per_s)
     for one, two in pairwise(steady):
         if two.bytes_per_s >= _ALIKE * one.bytes_per_s:
