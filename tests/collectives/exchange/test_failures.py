@@ -125,6 +125,30 @@ def test_a_tensor_that_the_host_group_refuses_disturbs_nothing() -> None:
             assert result.tolist() == [4.0] * 3
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(1).expand(5), torch.ones(3, 1).expand(3, 2), torch.eye(3).to_sparse()],
+    ids=["repeated", "repeated columns", "sparse"],
+)
+def test_a_tensor_that_no_sum_can_be_stored_in_is_refused_at_once(
+    tensor: torch.Tensor,
+) -> None:
+    with World(book()) as world, pytest.raises(ConfigError, match="pass a dense one"):
+        world.members[0].all_reduce(tensor)
+
+
+def test_a_sum_that_cannot_be_stored_fails_whoever_waits_for_it() -> None:
+    with World(book()) as world:
+        scattered = torch.ones(4, 2)[:, 0]
+        pending = world.members[0].all_reduce(scattered)
+        scattered.resize_(9)
+        for other in world.members[1:]:
+            other.all_reduce(torch.ones(4))
+
+        with pytest.raises(CommunicationError, match="the sum was not stored"):
+            pending.wait()
+
+
 def test_callbacks_hear_of_the_end_once_before_or_after_it() -> None:
     with World(book()) as world:
         heard: list[CommunicationError | None] = []

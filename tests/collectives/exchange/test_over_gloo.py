@@ -113,6 +113,27 @@ def test_processes_get_the_exact_sum_with_the_same_bits(
     assert len(set(digests)) == 1
 
 
+def _sum_another_size(
+    rank: int, world_size: int, book: ScheduleBook, sizes: tuple[int, ...]
+) -> str:
+    member, transport = exchange(rank, world_size, book, timeout_s=2.0)
+    member.all_reduce(torch.ones(10)).wait()
+    with pytest.raises(CommunicationError) as caught:
+        member.all_reduce(torch.ones(sizes[rank])).wait()
+    transport.abort("test ends")
+    assert member.close()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "leader"])
+def test_tensors_of_different_sizes_are_an_error_and_end_no_process(algorithm: str) -> None:
+    book = book_of(((1,), (1,)), algorithm)
+
+    for text in run_ranks(_sum_another_size, 2, book, (1000, 3000)):
+        assert "gradient exchange failed" in text
+        assert "waits for w" in text or "waiting for w" in text
+
+
 def _die_in_the_middle(rank: int, world_size: int, book: ScheduleBook) -> tuple[str, float]:
     member, transport = exchange(rank, world_size, book)
     member.all_reduce(torch.ones(1000)).wait()

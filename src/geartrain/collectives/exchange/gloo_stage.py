@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from geartrain.collectives.exchange.gloo_transport import GlooTransport
 
 
+_SIZES = 2**19 - 1
+"""A prime: sizes share a remainder only where they differ by a multiple of it."""
+_NUMBERS = 2**12
+"""More messages of a pair than can be under way at once; a tag has 31 bits."""
+
+
 class GlooStage:
     """Satisfies ``StageGroup``; one thread uses it."""
 
@@ -40,8 +46,9 @@ class GlooStage:
 
     def send(self, tensor: torch.Tensor, to_member: int) -> GlooHandle:
         """Start sending a contiguous host tensor; it stays untouched until waited for."""
-        tag, self._sent[to_member] = self._sent[to_member], self._sent[to_member] + 1
         data = as_bytes(tensor)
+        tag = message_tag(self._sent[to_member], data.numel())
+        self._sent[to_member] += 1
         return self._start(
             lambda group: group.send(data, self._index_of[to_member], tag),
             data,
@@ -51,9 +58,9 @@ class GlooStage:
 
     def receive(self, tensor: torch.Tensor, from_member: int) -> GlooHandle:
         """Start receiving into a contiguous host tensor of the size that is sent."""
-        tag = self._received[from_member]
-        self._received[from_member] = tag + 1
         data = as_bytes(tensor)
+        tag = message_tag(self._received[from_member], data.numel())
+        self._received[from_member] += 1
         return self._start(
             lambda group: group.receive(data, self._index_of[from_member], tag),
             data,
@@ -209,6 +216,20 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         )
         raise ConfigError(msg)
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def message_tag(number: int, num_bytes: int) -> int:
+    """By which both ends know a message: its number in the pair, and its size.
+
+    Gloo ends the whole process where more comes than was asked for, and takes less without
+    a word. With the size in its tag such a message finds nobody, and the wait for it ends
+    like any other that nothing comes of.
+
+    Args:
+        number: Counts the pair's messages in this direction.
+        num_bytes: As this end sees it.
+    """
+    return number % _NUMBERS * (_SIZES + 1) + num_bytes % _SIZES
 
 
 def first_line(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from geartrain.collectives.exchange.accepted import bytes_on_wire
 from geartrain.collectives.exchange.buffers import BufferPool
 from geartrain.collectives.exchange.chunk_jobs import STAGES, BucketRun, Machinery, Route
 from geartrain.collectives.exchange.links import LinkTable
@@ -40,14 +41,9 @@ _MAX_IN_FLIGHT = 16
 was behind (83 instead of 88 % of the bound). Receive buffers are at most this many chunks
 large, so at most one more tensor where it is cut into 16."""
 _KEPT_OBSERVATIONS = 4096
-_SUMMED_AS = {
-    torch.float64: 8,
-    torch.float32: 4,
-    # Sums of many ranks lose too much in 16 bits.
-    torch.float16: 4,
-    torch.bfloat16: 4,
-}
-"""Bytes of an element on the wire."""
+_UNCUT_S_PER_S = 4.0
+"""Nothing shows that a ring or a host's sum that isn't cut into chunks moves, so it is
+given the time of links (or cores) that became four times slower."""
 _JOIN_S = 5.0
 _GRACE = 1.1
 """A message's own deadline comes first, with a better message."""
@@ -61,6 +57,9 @@ class Watch(Protocol):
 
     def left(self, index: int) -> None:
         """It was done here."""
+
+    def moved(self) -> None:
+        """A chunk of one is done here."""
 
     def all_entered_at_s(self, index: int) -> float | None:
         """When all members had begun it (``time.monotonic``), as far as known."""
@@ -169,15 +168,10 @@ class ScheduledCollective:
                 added in the next step; without a key the sum is exact.
 
         Raises:
-            ConfigError: If its dtype can't be summed.
+            ConfigError: If its dtype or layout can't be summed.
             CommunicationError: If the epoch is over.
         """
-        wire_bytes = _SUMMED_AS.get(tensor.dtype)
-        if wire_bytes is None:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _SUMMED_AS)
-            msg = f"cannot sum {tensor.dtype} over members, only {known}; convert it first"
-            raise ConfigError(msg)
-        num_bytes = tensor.numel() * wire_bytes
+        num_bytes = bytes_on_wire(tensor)
         schedule = self._book.schedule_for(num_bytes)
         key = None if tensor.dtype == torch.float64 else key
         with self._lock:
@@ -304,11 +298,18 @@ class ScheduledCollective:
                 raise ConfigError(msg)
 
     def _began(self, pending: PendingExchange) -> None:
-        if self._watch is not None:
-            self._watch.entered(pending.index, self.predict_s(pending.num_bytes))
+        if self._watch is None:
+            return
+        schedule = pending.schedule
+        is_uncut = schedule.algorithm in {"local", "ring"} and schedule.num_chunks == 1
+        factor = _UNCUT_S_PER_S if is_uncut else 1.0
+        self._watch.entered(pending.index, factor * self.predict_s(pending.num_bytes))
 
     def _move(self) -> None:
         self._moved_at_s = time.monotonic()
+        if self._watch is not None:
+            # Chunks that stay inside a host send no message that would tell it.
+            self._watch.moved()
 
     def _done(
         self, pending: PendingExchange, began_at_s: float, stage_s: dict[str, float]
@@ -337,7 +338,12 @@ class ScheduledCollective:
         self._last_done_at_s = done_at_s
         with self._lock:
             self._pending.pop(pending.index, None)
-        pending.succeed()
+        try:
+            pending.succeed()
+        except Exception as error:
+            # Nobody else knows it any more, and somebody may wait for it.
+            pending.fail(CommunicationError(f"the sum was not stored: {error}"))
+            raise
 
     def _failed(self, where: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, CommunicationError) else repr(error)
