@@ -48,6 +48,14 @@ def test_noise_below_the_tolerance_is_no_change() -> None:
     )
 
 
+def test_a_noisy_machine_is_given_more_tolerance_but_half_the_rate_is_noticed() -> None:
+    watch = StepWatch(make_racks((2, 2)))
+    for ratio in (1.0, 1.3, 0.9, 1.0, 0.75):
+        watch.observe(step_of(ratio))
+    assert all(watch.observe(step_of(1.25))[0] == () for _ in range(10))
+    assert [bool(watch.observe(step_of(2.0))[0]) for _ in range(3)] == [0, 0, 1]
+
+
 def test_three_slow_steps_name_the_uplinks() -> None:
     watch = calibrated(1.0)
     found = [watch.observe(step_of(1.5)) for _ in range(3)]

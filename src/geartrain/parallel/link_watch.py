@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
@@ -16,6 +16,7 @@ from geartrain.topology.watch import (
     LinkWatch,
     Observation,
     StageTime,
+    WatchSettings,
     observe,
     remeasured,
 )
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _CHANGED_FRACTION = 0.15
 """Rates that read differently by less are as good as they were measured."""
+_MOST_TOLERANCE = 0.5
+"""A link at half its rate is noticed on any machine."""
 _CALIBRATING_STEPS = 5
 """From these it is learnt how far predictions are off while links are as measured:
 buckets overlap, and processors are shared with compute."""
@@ -91,6 +94,7 @@ class StepWatch:
         predicted_s = statistics.median(f.exchange_predicted_s for f in seen)
         if len(self._ratios) < _CALIBRATING_STEPS:
             self._ratios.append(observed_s / predicted_s)
+            self._state = LinkWatch(settings=_settings_for(self._ratios))
             return (), ""
         predicted_s *= statistics.median(self._ratios)
         stage = StageTime(
@@ -128,6 +132,15 @@ class StepWatch:
         slow_hop_s = max(f.exchange_slow_hop_s for f in seen)
         uplinks = tuple(rack.tier_id for rack in racks)
         return uplinks if slow_hop_s >= rack_s else (*hosts, *uplinks)
+
+
+def _settings_for(ratios: Sequence[float]) -> WatchSettings:
+    """Tolerate 15 %, or what steps differ by on a busy machine while links do not."""
+    usual = WatchSettings()
+    typical = statistics.median(ratios)
+    noise = max(abs(ratio / typical - 1) for ratio in ratios)
+    tolerance = min(max(usual.tolerance_fraction, noise), _MOST_TOLERANCE)
+    return replace(usual, tolerance_fraction=tolerance)
 
 
 def has_changed(before: Topology, after: Topology, *, is_slower: bool) -> bool:

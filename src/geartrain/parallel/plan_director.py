@@ -26,7 +26,7 @@ from geartrain.planner.model_profile import (
     only_devices,
 )
 from geartrain.planner.pinned_plan import without_tail
-from geartrain.units import format_bytes
+from geartrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
@@ -278,13 +278,16 @@ class PlanDirector:
             step_index,
             "exchange",
             f"gradients go {schedule.algorithm}, {codec}, in buckets of "
-            f"{format_bytes(bucket_bytes)} and {schedule.num_chunks} chunks each; "
-            f"{schedule.reason}",
+            f"{format_bytes(bucket_bytes)} and {schedule.num_chunks} chunks each, "
+            f"{format_seconds(group.predict_s(bucket_bytes))} a bucket",
             values={
                 "bucket_bytes": float(bucket_bytes),
                 "bucket_predicted_s": group.predict_s(bucket_bytes),
                 "predicted_s": group.predict_s(self.engine.gradient_bytes),
-                "bound_s": schedule.bound_s,
+                # Bounds are rates: that of another size is in proportion.
+                "bound_s": schedule.bound_s
+                * self.engine.gradient_bytes
+                / max(schedule.num_bytes, 1),
             },
         )
 
