@@ -135,15 +135,28 @@ def _note_pairs(survey: Survey, known: Readings, host: int, rack: Sequence[int])
     rates = survey.readings.rates
     sends = [rates[host, peer] for peer in rack if (host, peer) in rates]
     receives = [rates[peer, host] for peer in rack if (peer, host) in rates]
-    known.add(Burst(links=(), sender=host), typical_reading(_plausible(sends)))
-    known.add(Burst(links=(), receiver=host), typical_reading(_plausible(receives)))
+    longest = max(
+        (
+            reading.bytes_per_s
+            for (a, b), reading in rates.items()
+            if a in rack and b in rack and is_sure(reading)
+        ),
+        default=float("inf"),
+    )
+    known.add(Burst(links=(), sender=host), typical_reading(_plausible(sends, longest)))
+    known.add(
+        Burst(links=(), receiver=host), typical_reading(_plausible(receives, longest))
+    )
 
 
-def _plausible(readings: Sequence[RateReading]) -> Sequence[RateReading]:
-    """Without what was read so shortly that it may be a bucket, unless twice alike."""
-    long = [r for r in readings if is_sure(r)]
-    short = [r for r in readings if not is_sure(r)]
-    return readings if not long or confirmed_reading(short) else long
+def _plausible(readings: Sequence[RateReading], longest: float) -> Sequence[RateReading]:
+    """Without what was read shortly, and higher than anything in the rack for longer.
+
+    It may be a shaper's bucket that was read, unless two read the same.
+    """
+    kept = [r for r in readings if is_sure(r) or r.bytes_per_s <= _ROSE * longest]
+    odd = [r for r in readings if r not in kept]
+    return readings if not kept or confirmed_reading(odd) else kept
 
 
 def _star_bursts(host: int, rack: Sequence[int], num_peers: int) -> Iterator[Burst]:
@@ -187,14 +200,17 @@ def _settle(pairs: Readings, stars: Readings, host: int) -> Capacity:
 def _agreed(pairs: Readings, stars: Readings, key: tuple[str, int]) -> RateReading | None:
     """The pairs' reading, or that of stars where those carried more, and did so twice."""
     pair, several = pairs.best(key), stars.by_way.get(key, [])
+    long = [reading for reading in several if is_sure(reading)]
     if pair is None:
         return stars.best(key)
-    if pair.window_s >= LONG_ENOUGH_S:  # then a short one read a bucket
-        several = [r for r in several if r.window_s >= LONG_ENOUGH_S]
+    if pair.window_s >= LONG_ENOUGH_S or long:  # then a short one read a bucket
+        several = long
     found = confirmed_reading(several)
-    if not pair.is_steady:
-        found = found or stars.best(key)
-    return found if found and found.bytes_per_s > pair.bytes_per_s else pair
+    if not is_sure(pair) and long:
+        found = found or middle_reading(long)
+        pair = pair if pair.window_s >= LONG_ENOUGH_S else found
+    known = [reading for reading in (pair, found) if reading is not None]
+    return max(known, key=lambda reading: reading.bytes_per_s)
 
 
 def _rose(before: Capacity, after: Capacity) -> bool:
@@ -227,13 +243,15 @@ def measure_uplinks(survey: Survey, racks: Racks) -> list[Capacity]:
     budget = int(_UPLINK_PART * survey.instrument.left_bytes)
     size = group_bytes(budget, sum(len(burst.links) for burst in bursts))
     _run(survey, bursts, found, size, "uplinks", both_ways=True)
-    for attempt in range(_REPEATS):
+    for attempt in range(2 * _REPEATS):
         # One that differs from the others may do so, or it was a busy moment.
         rates = [r.bytes_per_s for b in bursts for w in b.ways if (r := found.best(w))]
         low, high = 0.0, -1.0
         if len(racks) >= _SMALLEST_STAR:
             low, high = _LOW * median(rates or [0.0]), _ROSE * median(rates or [0.0])
         odd = [burst for burst in bursts if not found.is_settled(burst, low, high)]
+        if attempt >= _REPEATS:  # then only what could not be read at all
+            odd = [b for b in odd if any(found.best(way) is None for way in b.ways)]
         if len(racks) >= _SMALLEST_STAR:
             odd = [_against_fastest(racks, burst, found) for burst in odd]
         again = not attempt and len(odd) == len(bursts) < _SMALLEST_STAR

@@ -16,7 +16,7 @@ _TEST_BYTES = 600_000
 _TESTED_PART = 10
 _LARGEST_GROUP_BYTES = 4_000_000
 _PAIR_PART = 0.5
-_UPLINK_PART = 0.12
+_UPLINK_PART = 0.2
 _ROUND_TRIPS_OF_BURST = 24
 """One-way latencies that a burst lasts: TCP doubles its window once a round trip, and
 needs about ten to fill a long path."""
