@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,12 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from geartrain.collectives.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
 from geartrain.collectives.job_network import probe_again
 from geartrain.data.batch_split import batch_size_of
 from geartrain.data.sampler import ShareView
 from geartrain.errors import CommunicationError, ConfigError, TrainingStopped
-from geartrain.parallel.dropout import convert_dropout
 from geartrain.parallel.link_watch import (
     StepWatch,
     describe_change,
@@ -27,7 +24,6 @@ from geartrain.parallel.link_watch import (
     take_figures,
 )
 from geartrain.parallel.loss_terms import LossTerm
-from geartrain.parallel.low_communication import AVERAGES, ModelAverager
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.plan_director import PlanDirector
 from geartrain.parallel.regroup import Regrouper
@@ -41,18 +37,22 @@ from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
 from geartrain.parallel.saved_state import TrainState, load_state, save_state
 from geartrain.parallel.seeding import seed_step
-from geartrain.parallel.state_sync import (
-    broadcast_buffers,
-    broadcast_model,
-    check_same_model,
-)
-from geartrain.parallel.step_engine import EngineSettings, StepEngine, StepOutcome
+from geartrain.parallel.state_sync import broadcast_buffers
+from geartrain.parallel.step_engine import StepEngine, StepOutcome
 from geartrain.parallel.step_work import MicroBatch, StepWork, check_share, sample_context
 from geartrain.parallel.survivors import Survivors
 from geartrain.parallel.tail_tickets import TailTickets
 from geartrain.parallel.trailer import RankFigures
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
-from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME, WorkerSpec
+from geartrain.parallel.trainer_setup import (
+    install_stop_handler,
+    make_engine,
+    make_hub,
+    make_residuals,
+    make_survivors,
+    prepare_model,
+)
+from geartrain.parallel.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
@@ -107,47 +107,23 @@ class Trainer:
     _last_loss: float = 0.0
 
     def __post_init__(self) -> None:
-        self._install_stop_handler()
-        run_dir = Path(self.spec.run_dir) if self.spec is not None else None
-        self._recorder = RunRecorder(
-            device_ids=self.place.groups.device_ids,
-            run_dir=run_dir if self.place.rank == 0 else None,
-        )
-        self.place.groups.hub = self._make_hub()
-        survivors = self._make_survivors()
-        self.model = self._prepare_model()
-        self.calls = ModelCalls(
-            model=self.model,
-            device_type=self.place.device.torch_device.type,
-            loss_fn=self.parts.loss_fn,
-            forward_fn=self.parts.forward_fn,
-            count_fn=self.parts.count_fn,
-            autocast_dtype=self.settings.autocast_dtype,
-        )
-        self._engine = self._make_engine()
+        if self.spec is not None:
+            install_stop_handler(self._request_stop)
+        place, parts, settings = self.place, self.parts, self.settings
+        spec, is_main = self.spec, place.rank == 0
+        run_dir = Path(spec.run_dir) if spec is not None and is_main else None
+        self._recorder = RunRecorder(device_ids=place.groups.device_ids, run_dir=run_dir)
+        place.groups.hub = make_hub(place, settings, self.spec)
+        survivors = make_survivors(place.groups, self.spec)
+        self.model = prepare_model(place, parts, settings)
+        self.calls = self._make_calls()
+        self._engine = make_engine(place, parts, settings, self.model)
         self._tell_algorithm()
-        self._residuals = self._make_residuals()
+        self._residuals = make_residuals(place.groups, self._engine)
         self._watch = self._make_watch()
-        self.director = PlanDirector(
-            place=self.place,
-            calls=self.calls,
-            engine=self._engine,
-            settings=self.settings,
-            spec=self.spec,
-            recorder=self._recorder,
-            state=self._state,
-        )
+        self.director = self._make_director()
         if survivors is not None:
-            self.regrouper = Regrouper(
-                survivors=survivors,
-                groups=self.place.groups,
-                director=self.director,
-                engine=self._engine,
-                recorder=self._recorder,
-                state=self._state,
-                run_dir=run_dir if self.place.rank == 0 else None,
-            )
-            survivors.on_gathered = self.regrouper.report
+            self.regrouper = self._make_regrouper(survivors, run_dir)
 
     # -- what the session asks ----------------------------------------------------
 
@@ -500,42 +476,42 @@ class Trainer:
 
     # -- set-up -------------------------------------------------------------------------
 
-    def _make_hub(self) -> ExchangeHub | None:
-        network, groups = self.place.network, self.place.groups
-        if network is None or groups.store is None or uses_vendor_library(network):
-            return None
-        hub = ExchangeHub(
-            place=HubPlace(
-                rank=groups.rank,
-                device_ids=groups.device_ids,
-                store=groups.store,
-                rendezvous=groups.rendezvous,
-                timeout_s=groups.timeout_s,
-                device=self.place.device.torch_device,
-            ),
-            network=network,
-            compression=self.settings.compression,
-            explains=self.spec is not None and self.spec.mode == "plan",
+    def _make_calls(self) -> ModelCalls:
+        return ModelCalls(
+            model=self.model,
+            device_type=self.place.device.torch_device.type,
+            loss_fn=self.parts.loss_fn,
+            forward_fn=self.parts.forward_fn,
+            count_fn=self.parts.count_fn,
+            autocast_dtype=self.settings.autocast_dtype,
         )
-        pinned = self.settings.pinned_plan
-        if pinned is not None and pinned.exchange is not None:
-            members = {replica.device_id for replica in pinned.replicas}
-            ranks = [r for r, name in enumerate(groups.device_ids) if name in members]
-            hub.pin(ranks, pinned.exchange)
-        return hub
 
-    def _make_survivors(self) -> Survivors | None:
-        """Who is left is followed where the launcher goes on without a lost worker."""
-        groups, spec = self.place.groups, self.spec
-        if groups.hub is None or groups.store is None or spec is None:
-            return None
-        if spec.on_loss == "stop" or spec.mode == "plan":
-            return None
-        survivors = Survivors(
-            groups.store, groups.rank, groups.hub, min_devices=spec.min_devices
+    def _make_director(self) -> PlanDirector:
+        return PlanDirector(
+            place=self.place,
+            calls=self.calls,
+            engine=self._engine,
+            settings=self.settings,
+            spec=self.spec,
+            recorder=self._recorder,
+            state=self._state,
         )
-        groups.rendezvous.interruption = survivors.interruption
-        return survivors
+
+    def _make_regrouper(self, survivors: Survivors, run_dir: Path | None) -> Regrouper:
+        regrouper = Regrouper(
+            survivors=survivors,
+            groups=self.place.groups,
+            director=self.director,
+            engine=self._engine,
+            recorder=self._recorder,
+            state=self._state,
+            run_dir=run_dir,
+        )
+        survivors.on_gathered = regrouper.report
+        return regrouper
+
+    def _request_stop(self) -> None:
+        self._stop_requested = True
 
     def _make_watch(self) -> StepWatch | None:
         """Links are watched where there are any and plans may follow them."""
@@ -547,63 +523,12 @@ class Trainer:
         self._recorder.add_event(0, "linked", describe_links(hub.network.topology))
         return StepWatch(hub.network.topology)
 
-    def _prepare_model(self) -> torch.nn.Module:
-        model = self.parts.model.to(self.place.device.torch_device)
-        if self.settings.invariant_dropout:
-            model = convert_dropout(model)
-        if self.place.world_size > 1:
-            check_same_model(self.place.groups, model)
-            broadcast_model(self.place.groups, model)
-        return model
-
-    def _make_engine(self) -> StepEngine:
-        everyone = self.place.groups.collective()
-        return StepEngine(
-            model=self.model,
-            optimizer=self.parts.optimizer,
-            settings=EngineSettings(
-                max_grad_norm=self.settings.max_grad_norm,
-                overlap=self.settings.overlap,
-                loss_scaling=self.settings.loss_scaling,
-            ),
-            rank=self.place.rank,
-            world=everyone,
-            agree_names=self._agree_names,
-            synchronize=self.place.device.synchronize,
-            gradient_group=everyone,
-            averager=self._make_averager(),
-        )
-
-    def _make_averager(self) -> ModelAverager | None:
-        algorithm = self.settings.algorithm
-        if isinstance(algorithm, str):
-            return None
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        averager = ModelAverager(trainable, algorithm, self.place.rank)
-        averager.collective = self.place.groups.collective(purpose=AVERAGES)
-        return averager
-
     def _tell_algorithm(self) -> None:
         algorithm = self.settings.algorithm
         if not isinstance(algorithm, str):
             self._recorder.add_event(0, "note", algorithm.description)
             if self.place.rank == 0:
                 logger.warning("%s", algorithm.description)
-
-    def _make_residuals(self) -> ResidualState:
-        engine = self._engine
-        residuals = ResidualState(
-            groups=self.place.groups,
-            buckets=lambda: engine.buckets,
-            loss_scale=lambda: engine.scaler.get_scale() if engine.scaler else 1.0,
-        )
-        residuals.follow(engine.gradient_group)
-        engine.residuals = residuals
-        return residuals
-
-    def _agree_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        gathered = self.place.groups.rendezvous.gather("loss terms", list(names), list[str])
-        return tuple(sorted({name for part in gathered for name in part}))
 
     def _state(self) -> TrainState:
         return TrainState(
@@ -619,12 +544,3 @@ class Trainer:
     def _peak_bytes(self) -> int:
         device = self.place.device
         return device.adapter.memory_stats(device.local_id).peak_bytes
-
-    def _install_stop_handler(self) -> None:
-        if self.spec is None:
-            return
-
-        def request_stop(_signal: int, _frame: object) -> None:
-            self._stop_requested = True
-
-        signal.signal(getattr(signal, STOP_SIGNAL_NAME), request_stop)

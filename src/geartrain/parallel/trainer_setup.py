@@ -1,0 +1,171 @@
+"""What a trainer is made of: the exchange, the followed ranks, model and engine.
+
+Each function makes one part from the ones before it; the trainer puts them together in
+an order that all ranks share, since several of them wait for the other ranks.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from geartrain.collectives.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
+from geartrain.parallel.dropout import convert_dropout
+from geartrain.parallel.low_communication import AVERAGES, ModelAverager
+from geartrain.parallel.residual_state import ResidualState
+from geartrain.parallel.state_sync import broadcast_model, check_same_model
+from geartrain.parallel.step_engine import EngineSettings, StepEngine
+from geartrain.parallel.survivors import Survivors
+from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME
+
+if TYPE_CHECKING:
+    from geartrain.parallel.process_group import RankGroups
+    from geartrain.parallel.ranks import RankPlace
+    from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
+    from geartrain.parallel.worker_spec import WorkerSpec
+
+
+def install_stop_handler(request_stop: Callable[[], None]) -> None:
+    """Have a function called when the launcher asks this process to stop."""
+
+    def on_signal(_signal: int, _frame: object) -> None:
+        request_stop()
+
+    signal.signal(getattr(signal, STOP_SIGNAL_NAME), on_signal)
+
+
+def make_hub(
+    place: RankPlace, settings: TrainerSettings, spec: WorkerSpec | None
+) -> ExchangeHub | None:
+    """What carries out exchanges along the links found; None where it is not needed.
+
+    Args:
+        place: This rank among the others.
+        settings: How to train.
+        spec: What the launcher said; None without one.
+    """
+    network, groups = place.network, place.groups
+    if network is None or groups.store is None or uses_vendor_library(network):
+        return None
+    hub = ExchangeHub(
+        place=HubPlace(
+            rank=groups.rank,
+            device_ids=groups.device_ids,
+            store=groups.store,
+            rendezvous=groups.rendezvous,
+            timeout_s=groups.timeout_s,
+            device=place.device.torch_device,
+        ),
+        network=network,
+        compression=settings.compression,
+        explains=spec is not None and spec.mode == "plan",
+    )
+    pinned = settings.pinned_plan
+    if pinned is not None and pinned.exchange is not None:
+        members = {replica.device_id for replica in pinned.replicas}
+        ranks = [r for r, name in enumerate(groups.device_ids) if name in members]
+        hub.pin(ranks, pinned.exchange)
+    return hub
+
+
+def make_survivors(groups: RankGroups, spec: WorkerSpec | None) -> Survivors | None:
+    """Who is left is followed where the launcher goes on without a lost worker.
+
+    Args:
+        groups: With the hub in place.
+        spec: What the launcher said; None without one.
+    """
+    if groups.hub is None or groups.store is None or spec is None:
+        return None
+    if spec.on_loss == "stop" or spec.mode == "plan":
+        return None
+    survivors = Survivors(
+        groups.store, groups.rank, groups.hub, min_devices=spec.min_devices
+    )
+    groups.rendezvous.interruption = survivors.interruption
+    return survivors
+
+
+def prepare_model(
+    place: RankPlace, parts: UserParts, settings: TrainerSettings
+) -> torch.nn.Module:
+    """The user's model on this rank's device, with rank 0's weights.
+
+    Raises:
+        CommunicationError: If a peer was lost.
+        ConfigError: If ranks built different models.
+    """
+    model = parts.model.to(place.device.torch_device)
+    if settings.invariant_dropout:
+        model = convert_dropout(model)
+    if place.world_size > 1:
+        check_same_model(place.groups, model)
+        broadcast_model(place.groups, model)
+    return model
+
+
+def make_engine(
+    place: RankPlace, parts: UserParts, settings: TrainerSettings, model: torch.nn.Module
+) -> StepEngine:
+    """What runs the steps, among all ranks at first.
+
+    Args:
+        place: This rank among the others.
+        parts: The user's optimizer is taken from them.
+        settings: How to train.
+        model: As prepared.
+    """
+    groups = place.groups
+    everyone = groups.collective()
+
+    def agree_names(names: tuple[str, ...]) -> tuple[str, ...]:
+        gathered = groups.rendezvous.gather("loss terms", list(names), list[str])
+        return tuple(sorted({name for part in gathered for name in part}))
+
+    return StepEngine(
+        model=model,
+        optimizer=parts.optimizer,
+        settings=EngineSettings(
+            max_grad_norm=settings.max_grad_norm,
+            overlap=settings.overlap,
+            loss_scaling=settings.loss_scaling,
+        ),
+        rank=place.rank,
+        world=everyone,
+        agree_names=agree_names,
+        synchronize=place.device.synchronize,
+        gradient_group=everyone,
+        averager=_make_averager(place, settings, model),
+    )
+
+
+def make_residuals(groups: RankGroups, engine: StepEngine) -> ResidualState:
+    """What compressed exchanges owe, kept in step with the engine.
+
+    Args:
+        groups: Of this rank.
+        engine: Told of what is owed.
+    """
+    residuals = ResidualState(
+        groups=groups,
+        buckets=lambda: engine.buckets,
+        loss_scale=lambda: engine.scaler.get_scale() if engine.scaler else 1.0,
+    )
+    residuals.follow(engine.gradient_group)
+    engine.residuals = residuals
+    return residuals
+
+
+def _make_averager(
+    place: RankPlace, settings: TrainerSettings, model: torch.nn.Module
+) -> ModelAverager | None:
+    algorithm = settings.algorithm
+    if isinstance(algorithm, str):
+        return None
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    averager = ModelAverager(trainable, algorithm, place.rank)
+    averager.collective = place.groups.collective(purpose=AVERAGES)
+    return averager
