@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
+from geartrain.collectives.job_network import probe_again
 from geartrain.topology.watch import (
     LinkWatch,
     Observation,
@@ -25,7 +26,11 @@ from geartrain.units import format_bits_per_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from geartrain.collectives.exchange_hub import ExchangeHub
     from geartrain.collectives.protocol import Collective
+    from geartrain.parallel.plan_director import PlanDirector
+    from geartrain.parallel.process_group import RankGroups
+    from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.trailer import RankFigures
     from geartrain.topology.profile import Tier, Topology
 
@@ -132,6 +137,69 @@ class StepWatch:
         slow_hop_s = max(f.exchange_slow_hop_s for f in seen)
         uplinks = tuple(rack.tier_id for rack in racks)
         return uplinks if slow_hop_s >= rack_s else (*hosts, *uplinks)
+
+
+@dataclass(slots=True)
+class LinkWatcher:
+    """Measures links again that are off, and has plans made anew where they changed.
+
+    Args:
+        groups: Of this rank.
+        hub: Carries exchanges out along the links.
+        director: Told when links have changed.
+        recorder: Told what was measured.
+    """
+
+    groups: RankGroups
+    hub: ExchangeHub
+    director: PlanDirector
+    recorder: RunRecorder
+    _watch: StepWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        topology = self.hub.network.topology
+        self.recorder.add_event(0, "linked", describe_links(topology))
+        self._watch = StepWatch(topology)
+
+    def after_step(self, step_index: int, figures: Sequence[RankFigures]) -> None:
+        """Take in a step; all ranks measure again after the same one.
+
+        Args:
+            step_index: Steps applied so far.
+            figures: Of all ranks.
+
+        Raises:
+            CommunicationError: If a peer was lost meanwhile.
+        """
+        suspects, reason = self._watch.observe(figures)
+        if not suspects:
+            return
+        before = self.hub.network
+        network = probe_again(self.groups.rendezvous, before, suspects)
+        message = f"{reason}; measured {', '.join(suspects)} again: "
+        if self._watch.measured(network.topology):
+            self.groups.relink(network)
+            self.director.relink(step_index)
+        message += describe_change(before.topology, network.topology)
+        self.recorder.add_event(step_index, "relinked", message)
+
+
+def make_watcher(
+    groups: RankGroups, director: PlanDirector, recorder: RunRecorder
+) -> LinkWatcher | None:
+    """Links are watched where there are any and plans may follow them.
+
+    Args:
+        groups: Of this rank, with the hub in place.
+        director: Whose plans follow the links.
+        recorder: Told of the links.
+    """
+    hub, settings = groups.hub, director.settings
+    is_fixed = settings.deterministic or settings.pinned_plan is not None
+    is_fixed = is_fixed or director.engine.averager is not None  # seldom used links
+    if hub is None or hub.network.is_one_host or is_fixed:
+        return None
+    return LinkWatcher(groups, hub, director, recorder)
 
 
 def _settings_for(ratios: Sequence[float]) -> WatchSettings:

@@ -15,6 +15,7 @@ import torch
 from geartrain.collectives.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
 from geartrain.parallel.dropout import convert_dropout
 from geartrain.parallel.low_communication import AVERAGES, ModelAverager
+from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.state_sync import broadcast_model, check_same_model
 from geartrain.parallel.step_engine import EngineSettings, StepEngine
@@ -105,6 +106,27 @@ def prepare_model(
         check_same_model(place.groups, model)
         broadcast_model(place.groups, model)
     return model
+
+
+def make_calls(
+    place: RankPlace, parts: UserParts, settings: TrainerSettings, model: torch.nn.Module
+) -> ModelCalls:
+    """How the user's functions are called, on this rank's device.
+
+    Args:
+        place: This rank among the others.
+        parts: The user's functions.
+        settings: How to train.
+        model: As prepared.
+    """
+    return ModelCalls(
+        model=model,
+        device_type=place.device.torch_device.type,
+        loss_fn=parts.loss_fn,
+        forward_fn=parts.forward_fn,
+        count_fn=parts.count_fn,
+        autocast_dtype=settings.autocast_dtype,
+    )
 
 
 def make_engine(
