@@ -152,15 +152,24 @@ def find_doubtful(readings: PairReadings) -> tuple[tuple[int, int], ...]:
     """Pairs to measure again, alone, before the racks are believed: the nearest first.
 
     Those that read neither as one rack nor as clearly two, those of which an uneven
-    burst was all that was seen, and those that read far higher than all others of their
-    sender, but not for long. A busy moment looks like that.
+    burst was all that was seen (unless all pairs of their racks are as far apart), and
+    those that read far higher than all others of their sender, but not for long. A busy
+    moment looks like that.
     """
     qualities = find_qualities(readings)
     low, high = _DOUBTFUL
+    racks = cluster(range(readings.num_hosts), qualities)
+    rack_of = {host: rack for rack in racks for host in rack}
+
+    def is_near(pair: tuple[int, int]) -> bool:
+        one, two = rack_of[pair[0]], rack_of[pair[1]]
+        return one == two or quality_between(qualities, one, two) > low
+
     doubtful = [
         (quality, pair)
         for pair, quality in qualities.items()
-        if (quality < high and (quality > low or not _is_steady(readings, pair)))
+        if low < quality < high
+        or (quality <= low and not _is_steady(readings, pair) and is_near(pair))
         or _is_odd(readings, pair)
     ]
     return tuple(pair for _, pair in sorted(doubtful, key=lambda item: -item[0]))
