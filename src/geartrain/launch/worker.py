@@ -44,6 +44,9 @@ def main() -> None:
     if options.threads is not None:
         # Before any library starts its pool; OpenBLAS and MKL follow this one too.
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    if options.emulated_host:
+        # Nobody names the host's addresses, of which torch would warn on each start.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read as torch is loaded
     for name in options.preload:
         importlib.import_module(name)
     _wait_for_go(options.launcher_fd)
@@ -128,6 +131,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--launcher-fd", type=int, required=True)
     parser.add_argument("--launcher-pid", type=int, required=True)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--emulated-host", action="store_true")
     parser.add_argument("--preload", action="append", default=[])
     parser.add_argument("spec", type=Path)
     parser.add_argument("script", type=Path)

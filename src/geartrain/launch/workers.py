@@ -63,6 +63,8 @@ class Worker:
         threads = threads_of(self._device)
         options = [f"--launcher-fd={remote_fd}", f"--launcher-pid={os.getpid()}"]
         options += [] if threads is None else [f"--threads={threads}"]
+        if self._network.host_of(self._device.device_id) is not None:
+            options.append("--emulated-host")
         options += [f"--preload={name}" for name in settings.preload]
         output = subprocess.PIPE if rank == 0 else log
         return start_module(
