@@ -57,6 +57,11 @@ def test_a_link_and_a_tier_are_measured_again(agents: list[LinkAgent]) -> None:
         reprobe(topology, known, TOKEN, ["nobody"], LIMITS)
 
 
+def test_missing_token_is_asked_for(agents: list[LinkAgent]) -> None:
+    with pytest.raises(CommunicationError, match="give its --token-file"):
+        AgentClient(agents[0].address, "", 2.0)
+
+
 def test_another_token_is_refused(agents: list[LinkAgent]) -> None:
     with pytest.raises(CommunicationError, match="refused the token"):
         AgentClient(agents[0].address, "wrong", 2.0)

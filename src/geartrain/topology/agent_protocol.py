@@ -322,7 +322,11 @@ def introduce(sock: socket.socket, token: str, timeout_s: float, flow_id: str = 
     try:
         welcome = receive_message(sock, Welcome, HANDSHAKE_LIMIT_BYTES, timeout_s)
     except CommunicationError as error:
-        msg = f"the agent refused the token ({error}); give both sides the same token"
+        msg = (
+            f"the agent refused the token ({error}); give both sides the same token"
+            if token
+            else f"the agent asks for a token ({error}); give its --token-file"
+        )
         raise CommunicationError(msg) from error
     expected = _prove(token, "agent", hello.nonce, nonce, flow_id)
     if not hmac.compare_digest(expected.encode(), welcome.proof.encode()):
