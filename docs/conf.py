@@ -8,6 +8,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import geartrain
+import geartrain.parallel.session_facts
 import geartrain.session
 from geartrain.data.fetch import CollateFn, MapDataset
 from geartrain.data.loader import ShareLoader
@@ -31,7 +32,8 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-# session.py imports these for type checkers only; autodoc looks them up.
+# These modules import names for type checkers only; autodoc looks them up.
+vars(geartrain.parallel.session_facts).update(Plan=Plan)
 vars(geartrain.session).update(
     CollateFn=CollateFn, MapDataset=MapDataset, Plan=Plan, ShareLoader=ShareLoader
 )

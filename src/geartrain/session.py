@@ -12,27 +12,26 @@ This is the one place that reads the environment.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from geartrain.errors import ConfigError
 from geartrain.parallel.evaluation import MetricFunction, evaluate, reduce_metric
-from geartrain.parallel.loss_terms import CountFunction, LossFunction, read_loss
+from geartrain.parallel.loss_terms import CountFunction, LossFunction, read_own_loss
 from geartrain.parallel.low_communication import EXACT_ALGORITHM, Algorithm
-from geartrain.parallel.model_calls import AUTOCAST_DTYPES, ForwardFunction
-from geartrain.parallel.ranks import (
-    RankPlace,
-    adopt_group,
-    connect_torchrun,
-    connect_worker,
-    stand_alone,
+from geartrain.parallel.model_calls import ForwardFunction
+from geartrain.parallel.ranks import StartedBy, find_place
+from geartrain.parallel.session_facts import SessionFacts
+from geartrain.parallel.session_settings import (
+    check_global_batch_size,
+    find_autocast_dtype,
+    find_pinned_plan,
+    tail_samples,
 )
 from geartrain.parallel.trainer import Trainer
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
@@ -46,35 +45,22 @@ if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
     from geartrain.planner import Plan
 
-logger = logging.getLogger(__name__)
-
 _DEFAULT_TIMEOUT_S = 300.0
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Environment:
-    """What the environment says about this process."""
-
-    spec: WorkerSpec | None
-    local_rank: int | None
-    """torchrun's; None where torchrun did not start this process."""
-    meeting_point: str | None
-    """Where the ranks of a torchrun, or of the script's own group, meet."""
-
-
-def _read_environment() -> _Environment:
+def _read_environment() -> StartedBy:
     spec_path = os.environ.get(WORKER_SPEC_VARIABLE)
     spec = read_document(Path(spec_path), WorkerSpec) if spec_path else None
     started_by_torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
     local_rank = int(os.environ.get("LOCAL_RANK", "0")) if started_by_torchrun else None
     meeting_point = os.environ.get("MASTER_ADDR")
-    return _Environment(spec=spec, local_rank=local_rank, meeting_point=meeting_point)
+    return StartedBy(spec=spec, local_rank=local_rank, meeting_point=meeting_point)
 
 
 @dataclass(slots=True)
-class Session:
+class Session(SessionFacts):
     """Trains one model on this process's device, in step with all other ranks.
 
     Started by ``geartrain run`` it takes its place in that run's fleet; by torchrun,
@@ -98,70 +84,23 @@ class Session:
     plan: Plan | None = None
     deterministic: bool = False
     spec: WorkerSpec | None = None
-    _place: RankPlace = field(init=False)
-    _trainer: Trainer | None = field(init=False, default=None)
     _loaders: list[ShareLoader] = field(init=False, default_factory=list)
     _saved_positions: list[dict[str, int | bool]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        environment = _read_environment()
-        if self.spec is None:
-            self.spec = environment.spec
+        started_by = _read_environment()
+        self.spec = self.spec or started_by.spec
         if self.spec is not None:
             self.deterministic = self.deterministic or self.spec.deterministic
-        self._place = self._connect(environment)
+        self._place = find_place(
+            replace(started_by, spec=self.spec),
+            _DEFAULT_TIMEOUT_S,
+            deterministic=self.deterministic,
+        )
         if self.deterministic:
             torch.use_deterministic_algorithms(mode=True)
         torch.manual_seed(self.seed)
         atexit.register(self.close)
-
-    # -- where am I ---------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This process's rank, from 0."""
-        return self._place.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks; each works one device."""
-        return self._place.world_size
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and saves."""
-        return self.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        """This rank's device, where batches arrive."""
-        return self._place.device.torch_device
-
-    @property
-    def device_id(self) -> str:
-        """The device's name in the fleet, such as ``cuda:0``."""
-        return self._place.device.profile.device_id
-
-    @property
-    def step_index(self) -> int:
-        """Optimizer steps made so far, over all epochs."""
-        return self._trainer.step_index if self._trainer is not None else 0
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the loader being iterated, from 0."""
-        loader = self._trainer.active_loader if self._trainer is not None else None
-        return loader.epoch if loader is not None else 0
-
-    @property
-    def current_plan(self) -> Plan | None:
-        """The plan in force; None before the first batch."""
-        return self._trainer.director.plan if self._trainer is not None else None
-
-    def print(self, *values: object) -> None:
-        """Print on rank 0 only."""
-        if self.is_main:
-            print(*values, flush=True)  # noqa: T201 - the user's own output
 
     # -- set-up -------------------------------------------------------------------
 
@@ -244,7 +183,7 @@ class Session:
             max_grad_norm=max_grad_norm,
             sync_batchnorm=sync_batchnorm,
             invariant_dropout=invariant_dropout,
-            autocast_dtype=self._autocast_dtype(precision),
+            autocast_dtype=find_autocast_dtype(precision, self._place.device),
             loss_scaling=precision == "fp16",
             micro_batch_size=micro_batch_size,
             overlap=overlap,
@@ -252,7 +191,7 @@ class Session:
             algorithm=algorithm,
             total_steps=total_steps,
             deterministic=self.deterministic,
-            pinned_plan=self._pinned_plan(),
+            pinned_plan=find_pinned_plan(self.plan, self.spec),
         )
         self._trainer = Trainer(
             self._place, parts, settings, self.spec, positions=self._positions
@@ -299,12 +238,7 @@ class Session:
             drop_last=drop_last,
             prefetch=self.device.type != "cpu" if prefetch is None else prefetch,
         )
-        if global_batch_size < self.world_size:
-            msg = (
-                f"global_batch_size={global_batch_size} is smaller than the number of "
-                f"devices, {self.world_size}; give a larger one or use fewer devices"
-            )
-            raise ConfigError(msg)
+        check_global_batch_size(global_batch_size, self.world_size)
         index = len(self._loaders)
         loader = ShareLoader(
             dataset,
@@ -361,23 +295,7 @@ class Session:
         Raises:
             ConfigError: If a scalar comes without a count, or no step is open.
         """
-        if reduction not in ("mean", "sum"):
-            msg = f"reduction={reduction!r} must be 'mean' or 'sum', as the loss was made"
-            raise ConfigError(msg)
-        output: object = loss
-        if not isinstance(output, torch.Tensor):
-            msg = f"backward() got {type(loss).__name__}; expected the loss as a tensor"
-            raise ConfigError(msg)
-        if loss.dim() == 0 and count is None:
-            msg = (
-                "backward() got a scalar, so its weight is unknown; give it unreduced "
-                "losses (reduction='none'), or say backward(loss, count=n) for a mean over "
-                "n samples or tokens"
-            )
-            raise ConfigError(msg)
-        if loss.dim() == 0 and count is not None and reduction == "sum":
-            output = (loss, count)
-        self._trained().backward(read_loss(output, count))
+        self._trained().backward(read_own_loss(loss, count, reduction))
 
     def optimizer_step(self) -> float:
         """Finish a step opened by ``micro_batches``; returns the global mean loss."""
@@ -403,15 +321,8 @@ class Session:
         Raises:
             ConfigError: If no batch was handed out yet, or the plan can't have a tail.
         """
-        if not 0 <= fraction < 1:
-            msg = f"fraction={fraction} must lie in 0..1, 1 left out"
-            raise ConfigError(msg)
-        plan = self.current_plan
-        if plan is None:
-            msg = "share_tail() came before the first batch; take a batch from a loader"
-            raise ConfigError(msg)
-        keeper = self._trained().director.keeper
-        keeper.share_tail(round(plan.global_batch_size * fraction))
+        num_samples = tail_samples(fraction, self.current_plan)
+        self._trained().director.keeper.share_tail(num_samples)
 
     # -- measuring ----------------------------------------------------------------
 
@@ -477,65 +388,12 @@ class Session:
     def close(self) -> None:
         """Write the last records and leave the other ranks; called at exit as well."""
         atexit.unregister(self.close)
-        failing = (
-            sys.exc_info()[0] is not None or getattr(sys, "last_type", None) is not None
-        )
+        error = sys.exc_info()[0] or getattr(sys, "last_type", None)
         if self._trainer is not None:
-            self._trainer.close(gather_waits=not failing)
+            self._trainer.close(gather_waits=error is None)
         self._place.groups.leave()
 
     # -- internals ----------------------------------------------------------------
 
-    def _connect(self, environment: _Environment) -> RankPlace:
-        if self.spec is not None:
-            return connect_worker(self.spec, deterministic=self.deterministic)
-        if dist.is_available() and dist.is_initialized():
-            return adopt_group(
-                _DEFAULT_TIMEOUT_S,
-                environment.meeting_point,
-                deterministic=self.deterministic,
-            )
-        if environment.local_rank is not None:
-            meeting_point = environment.meeting_point
-            assert meeting_point is not None  # torchrun sets both or neither
-            return connect_torchrun(
-                environment.local_rank,
-                _DEFAULT_TIMEOUT_S,
-                meeting_point,
-                deterministic=self.deterministic,
-            )
-        return stand_alone(_DEFAULT_TIMEOUT_S)
-
     def _positions(self) -> list[dict[str, int | bool]]:
         return [loader.state_dict() for loader in self._loaders]
-
-    def _trained(self) -> Trainer:
-        if self._trainer is None:
-            msg = "call session.setup(model, optimizer, loss_fn=...) first"
-            raise ConfigError(msg)
-        return self._trainer
-
-    def _pinned_plan(self) -> Plan | None:
-        from geartrain.planner import Plan as PlanDocument  # noqa: PLC0415
-
-        if self.plan is None and self.spec is not None and self.spec.plan_path:
-            return read_document(Path(self.spec.plan_path), PlanDocument)
-        return self.plan
-
-    def _autocast_dtype(self, precision: str) -> torch.dtype | None:
-        if precision not in AUTOCAST_DTYPES:
-            msg = f"precision={precision!r} must be one of {', '.join(AUTOCAST_DTYPES)}"
-            raise ConfigError(msg)
-        dtype = AUTOCAST_DTYPES[precision]
-        if dtype is None:
-            return None
-        name = str(dtype).removeprefix("torch.")
-        device = self._place.device
-        supported = device.adapter.supported_dtypes(device.local_id)
-        if name not in supported:
-            msg = (
-                f"precision={precision!r} needs {name}, which {self.device_id} does not "
-                f"support (it has {', '.join(supported)}); choose another precision"
-            )
-            raise ConfigError(msg)
-        return dtype

@@ -65,6 +65,38 @@ def read_loss(
     raise ConfigError(msg)
 
 
+def read_own_loss(
+    loss: torch.Tensor, count: float | torch.Tensor | None, reduction: str
+) -> dict[str, LossTerm]:
+    """Bring a loss that the script's own forward made into a sum and a count.
+
+    Args:
+        loss: A tensor with one value an element, or a scalar with its ``count``.
+        count: Elements that the loss is over: samples, or unmasked tokens.
+        reduction: ``mean`` or ``sum``: what a scalar is of them.
+
+    Raises:
+        ConfigError: If a scalar comes without a count, or the reduction is unknown.
+    """
+    if reduction not in ("mean", "sum"):
+        msg = f"reduction={reduction!r} must be 'mean' or 'sum', as the loss was made"
+        raise ConfigError(msg)
+    output: object = loss
+    if not isinstance(output, torch.Tensor):
+        msg = f"backward() got {type(loss).__name__}; expected the loss as a tensor"
+        raise ConfigError(msg)
+    if loss.dim() == 0 and count is None:
+        msg = (
+            "backward() got a scalar, so its weight is unknown; give it unreduced "
+            "losses (reduction='none'), or say backward(loss, count=n) for a mean over "
+            "n samples or tokens"
+        )
+        raise ConfigError(msg)
+    if loss.dim() == 0 and count is not None and reduction == "sum":
+        output = (loss, count)
+    return read_loss(output, count)
+
+
 def read_counts(counts: Count | Mapping[str, Count]) -> dict[str, float]:
     """Bring what ``count_fn`` returned into numbers by term."""
     if isinstance(counts, Mapping):

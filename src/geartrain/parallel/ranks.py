@@ -82,6 +82,45 @@ class RankPlace:
         return self.groups.world_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedBy:
+    """Who started this process, and what they said; nobody where all are None."""
+
+    spec: WorkerSpec | None
+    """What ``geartrain run`` said."""
+    local_rank: int | None
+    """torchrun's; None where torchrun did not start this process."""
+    meeting_point: str | None
+    """Where the ranks of a torchrun, or of the script's own group, meet."""
+
+
+def find_place(
+    started_by: StartedBy, timeout_s: float, *, deterministic: bool
+) -> RankPlace:
+    """Take this process's place among the others.
+
+    Args:
+        started_by: Who says which place.
+        timeout_s: Deadline of each wait, where no launcher says it.
+        deterministic: Measure no links.
+
+    Raises:
+        CommunicationError: If the others can't be reached in time.
+        ConfigError: If what was said contradicts itself.
+    """
+    if started_by.spec is not None:
+        return connect_worker(started_by.spec, deterministic=deterministic)
+    meeting_point = started_by.meeting_point
+    if dist.is_available() and dist.is_initialized():
+        return adopt_group(timeout_s, meeting_point, deterministic=deterministic)
+    if started_by.local_rank is not None:
+        assert meeting_point is not None  # torchrun sets both or neither
+        return connect_torchrun(
+            started_by.local_rank, timeout_s, meeting_point, deterministic=deterministic
+        )
+    return stand_alone(timeout_s)
+
+
 def connect_worker(spec: WorkerSpec, *, deterministic: bool = False) -> RankPlace:
     """Take the place that ``geartrain run`` gave this process.
 
