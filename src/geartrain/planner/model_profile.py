@@ -11,7 +11,7 @@ from geartrain.planner.exchange.schedule import CodecProfile
 from geartrain.topology.profile import Topology
 
 DEFAULT_BACKWARD_FRACTION = 2 / 3
-"""Where it was not measured: a matrix product has two gradients."""
+"""Where it was not measured; a matrix product has two gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
