@@ -69,6 +69,8 @@ def test_every_worker_is_on_the_host_of_its_device(tmp_path: Path) -> None:
         assert one["spec"]["interface"] == one["gloo"] == "eth0"
     networks = {one["network"] for one in found}
     assert len(networks | {str(Path("/proc/self/ns/net").readlink())}) == 3
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["labels"] == ["emulated", f"links {LINKS}"]
     written = read_document(tmp_path / "fleet.json", Fleet)
     assert [d.node_id for d in written.devices] == ["here/host1", "here/host0"]
     spec = found[0]["spec"]

@@ -73,7 +73,9 @@ def write_run_files(settings: LaunchSettings) -> None:
         script=str(settings.script),
         arguments=settings.arguments,
         fleet_spec=settings.fleet.spec,
-        labels=settings.fleet.labels,
+        labels=settings.fleet.labels
+        if settings.links is None
+        else (*settings.fleet.labels, f"links {settings.links}"),
         versions=collect_versions(),
     )
     write_document(settings.run_dir / MANIFEST_NAME, manifest)

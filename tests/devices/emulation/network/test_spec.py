@@ -95,3 +95,8 @@ def test_network_that_cannot_be_is_refused() -> None:
         ExtraNic(name="eth0")
     with pytest.raises(ConfigError, match="no host -2"):
         NetworkSpec(racks=(rack,)).rack_of(-2)
+
+
+def test_links_are_told_in_a_few_words() -> None:
+    assert str(parse_links("3+5:500Mbit:50Mbit")) == "3+5 of 500Mbit, uplinks 50Mbit"
+    assert str(parse_links("50Mbit,12Mbit")) == "2 of 50Mbit,12Mbit"

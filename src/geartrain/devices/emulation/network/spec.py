@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,6 +118,12 @@ class NetworkSpec:
             msg = f"extra NICs {names} have a name twice; give each its own"
             raise ConfigError(msg)
 
+    def __str__(self) -> str:
+        """Hosts a rack and the rates, such as ``3+5 of 500Mbit, uplinks 50Mbit``."""
+        sizes = "+".join(str(len(rack)) for rack in self.racks)
+        text = f"{sizes} of {_listed(self.hosts)}"
+        return f"{text}, uplinks {_listed(self.uplinks)}" if self.uplinks else text
+
     @property
     def num_hosts(self) -> int:
         """Hosts in all racks."""
@@ -145,6 +152,12 @@ class NetworkSpec:
     def uplink(self, rack_index: int) -> LinkRate | None:
         """A rack's link to the core; None where it is not shaped."""
         return self.uplinks[rack_index] if self.uplinks else None
+
+
+def _listed(rates: Sequence[LinkRate | None]) -> str:
+    """Rates in their order; one of them where all are alike."""
+    texts = ["unshaped" if rate is None else str(rate) for rate in rates]
+    return texts[0] if len(set(texts)) == 1 else ",".join(texts)
 
 
 def parse_link_rate(text: str) -> LinkRate:
