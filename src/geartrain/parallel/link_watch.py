@@ -233,7 +233,8 @@ def describe_links(topology: Topology) -> str:
         else f"{rack.tier_id} ({len(rack.member_ids)} hosts)"
         for rack in topology.racks
     ]
-    found = f"{len(topology.hosts)} hosts in {len(racks)} racks: {', '.join(racks)}"
+    noun = "rack" if len(racks) == 1 else "racks"
+    found = f"{len(topology.hosts)} hosts in {len(racks)} {noun}: {', '.join(racks)}"
     if topology.source != "measured":
         return f"{found}; {topology.source}"
     return f"{found}; measured in {topology.probe_s:.1f} s"
