@@ -11,6 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from geartrain.collectives.exchange.exit_guard import start_guarded
+
 
 class FirstContact:
     """The calls that wait for a pair to connect."""
@@ -29,9 +31,9 @@ class FirstContact:
             self._calls.append(call)
             if not self._is_running:
                 self._is_running = True
-                threading.Thread(
-                    target=self._run, name="first contact", daemon=True
-                ).start()
+                start_guarded(
+                    threading.Thread(target=self._run, name="first contact", daemon=True)
+                )
         return True
 
     def _run(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from geartrain.collectives.exchange.exit_guard import end_at_exit, start_guarded
 from geartrain.collectives.exchange.gloo_group import (
     GlooGroup,
     TransportSettings,
@@ -64,6 +65,7 @@ class GlooTransport:
         self._over: str | None = None
         self._ended = threading.Event()
         self._waits: dict[int, tuple[int, ...]] = {}
+        end_at_exit(self)
 
     @property
     def epoch(self) -> int:
@@ -105,9 +107,11 @@ class GlooTransport:
             if stage is None:
                 stage = self._stages[name] = GlooStage(self, name, wanted)
                 # In a thread of its own, since Gloo can't be told to give up.
-                threading.Thread(
-                    target=self._build, args=(stage,), name=f"build {name}", daemon=True
-                ).start()
+                start_guarded(
+                    threading.Thread(
+                        target=self._build, args=(stage,), name=f"build {name}", daemon=True
+                    )
+                )
         if stage.members != wanted:
             msg = f"stage {name} has the members {stage.members}, not {wanted}"
             raise ConfigError(msg)
@@ -133,6 +137,10 @@ class GlooTransport:
     def close(self) -> None:
         """End this epoch since it isn't needed any more."""
         self.abort("it was closed here")
+
+    def end_at_exit(self) -> None:
+        """End it since the process ends."""
+        self.abort("the process ends")
 
     def _build(self, stage: GlooStage) -> None:
         index, size = stage.members.index(self.me), len(stage.members)
@@ -246,4 +254,4 @@ class GlooTransport:
 
 def _drop(group: GlooGroup) -> None:
     """Let a group go in a thread of its own: its destructor may wait for its threads."""
-    threading.Thread(target=group.release, name="drop group", daemon=True).start()
+    start_guarded(threading.Thread(target=group.release, name="drop group", daemon=True))

@@ -10,6 +10,8 @@ from queue import SimpleQueue
 
 import torch
 
+from geartrain.collectives.exchange.exit_guard import end_at_exit, start_guarded
+
 Step = Callable[[], None]
 
 
@@ -62,7 +64,8 @@ class Pipeline:
         """
         num_threads = torch.get_num_threads()
         for thread in self._threads:
-            thread.start()
+            start_guarded(thread)
+        end_at_exit(self)
         self._started.wait()
         torch.set_num_threads(num_threads)
 
@@ -81,6 +84,10 @@ class Pipeline:
         self._room.release()
         for queue in self._queues:
             queue.put(None)
+
+    def end_at_exit(self) -> None:
+        """Stop since the process ends."""
+        self.stop()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads to end; False if one still waits for something."""
