@@ -64,6 +64,27 @@ def test_three_slow_steps_name_the_uplinks() -> None:
     assert "slower by more than 15%" in found[-1][1]
 
 
+def test_only_links_in_use_are_suspects() -> None:
+    topology = make_racks((2, 2))
+    hosts = tuple(host.tier_id for host in topology.hosts)
+    watch = StepWatch(topology, hosts)
+    idle = RankFigures()
+
+    def one_rack(exchange_s: float) -> list[RankFigures]:
+        return [*step_of(exchange_s)[:2], idle, idle]
+
+    for _ in range(5):
+        watch.observe(one_rack(1.0))
+    found = [watch.observe(one_rack(2.0))[0] for _ in range(3)]
+    assert found[-1] == hosts[:2]
+
+
+def test_other_members_are_learnt_anew() -> None:
+    watch = calibrated(1.0)
+    others = [*step_of(3.0)[:3], RankFigures()]
+    assert all(watch.observe(others)[0] == () for _ in range(10))
+
+
 def test_a_link_that_came_back_is_noticed_too() -> None:
     watch = calibrated(1.0)
     rack = watch.topology.racks[0].tier_id

@@ -21,7 +21,7 @@ from geartrain.topology.watch import (
     observe,
     remeasured,
 )
-from geartrain.units import format_bits_per_s
+from geartrain.units import format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,9 +75,13 @@ class StepWatch:
 
     Args:
         topology: What the predictions rest on.
+        placement: Host id of each rank; without it any link may be in use.
     """
 
     topology: Topology
+    placement: tuple[str, ...] = ()
+    _members: tuple[int, ...] = ()
+    """Ranks that exchanged in the last step."""
     _state: LinkWatch = field(default_factory=LinkWatch)
     _ratios: list[float] = field(default_factory=list)
     """Observed / predicted of the calibrating steps."""
@@ -92,9 +96,17 @@ class StepWatch:
         Returns:
             Tiers to measure again, none mostly, and why.
         """
-        seen = [f for f in figures if f.exchange_predicted_s > 0 and f.exchange_s > 0]
-        if not seen:
+        members = tuple(
+            rank
+            for rank, f in enumerate(figures)
+            if f.exchange_predicted_s > 0 and f.exchange_s > 0
+        )
+        if not members:
             return (), ""
+        seen = [figures[rank] for rank in members]
+        if members != self._members:  # another exchange, with other errors of its own
+            self._members = members
+            self._ratios.clear()
         observed_s = statistics.median(f.exchange_s for f in seen)
         predicted_s = statistics.median(f.exchange_predicted_s for f in seen)
         if len(self._ratios) < _CALIBRATING_STEPS:
@@ -129,13 +141,19 @@ class StepWatch:
 
     def _suspects(self, seen: Sequence[RankFigures]) -> tuple[str, ...]:
         """Uplinks of racks where the slow hop takes longest, NICs of hosts else."""
-        racks = self.topology.racks
-        hosts = tuple(host.tier_id for host in self.topology.hosts)
-        if len(racks) == 1:
+        used = {self.placement[rank] for rank in self._members if self.placement}
+        hosts = tuple(
+            host.tier_id for host in self.topology.hosts if not used or host.tier_id in used
+        )
+        uplinks = tuple(
+            rack.tier_id
+            for rack in self.topology.racks
+            if any(host_id in hosts for host_id in rack.member_ids)
+        )
+        if len(uplinks) == 1:
             return hosts
         rack_s = max(f.exchange_rack_s for f in seen)
         slow_hop_s = max(f.exchange_slow_hop_s for f in seen)
-        uplinks = tuple(rack.tier_id for rack in racks)
         return uplinks if slow_hop_s >= rack_s else (*hosts, *uplinks)
 
 
@@ -159,7 +177,7 @@ class LinkWatcher:
     def __post_init__(self) -> None:
         topology = self.hub.network.topology
         self.recorder.add_event(0, "linked", describe_links(topology))
-        self._watch = StepWatch(topology)
+        self._watch = StepWatch(topology, self.hub.network.placement)
 
     def after_step(self, step_index: int, figures: Sequence[RankFigures]) -> None:
         """Take in a step; all ranks measure again after the same one.
@@ -266,4 +284,4 @@ def _factors(old: Tier, new: Tier) -> list[float]:
 def _rate(tier: Tier) -> str:
     rates = (tier.uplink_send_bytes_per_s, tier.uplink_receive_bytes_per_s)
     known = [rate for rate in rates if rate is not None]
-    return format_bits_per_s(min(known)) if known else "?"
+    return format_rate(8 * min(known), "bit/s") if known else "?"

@@ -278,7 +278,7 @@ class PlanDirector:
             step_index,
             "exchange",
             f"gradients go {schedule.algorithm}, {codec}, in buckets of "
-            f"{format_bytes(bucket_bytes)} and {schedule.num_chunks} chunks each, "
+            f"{format_bytes(bucket_bytes)} cut in {schedule.num_chunks}, "
             f"{format_seconds(group.predict_s(bucket_bytes))} a bucket",
             values={
                 "bucket_bytes": float(bucket_bytes),
