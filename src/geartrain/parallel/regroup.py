@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.saved_state import TrainState
-    from geartrain.parallel.step_engine import StepEngine, StepOutcome
+    from geartrain.parallel.step_engine import StepEngine
+    from geartrain.parallel.step_update import StepOutcome
     from geartrain.parallel.survivors import Gathering, Survivors
 
 logger = logging.getLogger(__name__)

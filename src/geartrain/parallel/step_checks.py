@@ -107,3 +107,52 @@ def check_sums(
                 f"{found:g}; let both count the same elements"
             )
             raise ConfigError(msg)
+
+
+def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
+    """Check that a micro-batch has the loss terms that those before it had.
+
+    Args:
+        names: Of its terms.
+        expected: Of the terms before; none where it is the first.
+
+    Raises:
+        ConfigError: If they differ.
+    """
+    if expected and set(expected) != set(names):
+        msg = (
+            f"loss_fn returned the terms {sorted(names)} but before it were "
+            f"{sorted(expected)}; return every term for each batch, with count 0 "
+            "where it is absent"
+        )
+        raise ConfigError(msg)
+
+
+def known_count(name: str, counts: Mapping[str, float]) -> float:
+    """The count of a loss term, fleet-wide.
+
+    Raises:
+        ConfigError: If ``count_fn`` did not count it.
+    """
+    count = counts.get(name)
+    if count is None:
+        msg = (
+            f"loss_fn returned the term {name!r} but count_fn counted "
+            f"{sorted(counts)}; let both use the same names"
+        )
+        raise ConfigError(msg)
+    return count
+
+
+def check_differentiable(loss: torch.Tensor) -> None:
+    """Check that a loss has a backward.
+
+    Raises:
+        ConfigError: If no trainable parameter is in it.
+    """
+    if not loss.requires_grad:
+        msg = (
+            "the loss does not depend on any trainable parameter; expected loss_fn "
+            "to use the model's output, with gradients enabled"
+        )
+        raise ConfigError(msg)

@@ -18,15 +18,26 @@ from geartrain.collectives.gradient_buckets import DEFAULT_BUCKET_BYTES, Gradien
 from geartrain.errors import ConfigError
 from geartrain.parallel.loss_terms import SINGLE_TERM, LossTerm
 from geartrain.parallel.step_checks import (
+    check_differentiable,
+    check_names,
     check_optimizer,
     check_same_plan,
     check_still_frozen,
     check_sums,
 )
+from geartrain.parallel.step_update import (
+    StepOutcome,
+    clip,
+    make_outcome,
+    make_scaler,
+    multiply_gradients,
+    step_scaled,
+)
+from geartrain.parallel.term_sums import TermSums
 from geartrain.parallel.trailer import RankFigures, Trailer, TrailerLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from geartrain.collectives.protocol import Collective
     from geartrain.parallel.low_communication import ModelAverager
@@ -44,19 +55,6 @@ class EngineSettings:
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     loss_scaling: bool = False
     """fp16 only; one scale for all ranks, since all see the same gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """What a step came to, the same on all ranks."""
-
-    loss: float
-    trailer: Trailer
-    grad_norm: float | None
-    """Norm before clipping; None where it is not clipped."""
-    skipped: bool
-    """The update was skipped: a gradient was not finite (fp16 loss scaling)."""
-    term_losses: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -96,12 +94,7 @@ class StepEngine:
     _layout: TrailerLayout | None = None
     _last_vector: torch.Tensor | None = None
     _num_samples: int = 0
-    _nominal: float = 1.0
-    """What sums are divided by until the true counts are known."""
-    _known_counts: dict[str, float] | None = None
-    _loss_sums: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    _counts: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    _per_term: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    _terms: TermSums = field(default_factory=TermSums)
     _started_at_s: float = 0.0
     _not_compute_s: float = 0.0
     _optimizer_s: float = 0.0
@@ -114,10 +107,7 @@ class StepEngine:
         self._named = [(n, p) for n, p in parameters if p.requires_grad]
         self._frozen = [(n, p) for n, p in parameters if not p.requires_grad]
         if self.settings.loss_scaling:
-            device_type = self._named[0][1].device.type if self._named else "cpu"
-            self._scaler = torch.amp.GradScaler(device_type)
-            # It makes its scale at the first loss, which a rank without samples never has.
-            self._scaler.scale(torch.zeros((), device=device_type))
+            self._scaler = make_scaler(self._parameters)
         self._num_ranks = self.world.num_members
         self.members = self.members or tuple(range(self._num_ranks))
         if self._num_ranks > 1:
@@ -173,9 +163,10 @@ class StepEngine:
         check_still_frozen(self._frozen)
         self._open = True
         self._num_samples = num_samples
-        self._nominal = float(max(num_samples, 1))
-        self._known_counts = dict(known_counts) if known_counts is not None else None
-        self._loss_sums, self._counts, self._per_term = {}, {}, {}
+        self._terms = TermSums(
+            nominal=float(max(num_samples, 1)),
+            known_counts=dict(known_counts) if known_counts is not None else None,
+        )
         self._not_compute_s = 0.0
         if self.residuals is not None:
             self.residuals.begin_step()
@@ -196,21 +187,15 @@ class StepEngine:
             last: No further micro-batch follows, so gradients may be sent.
             ghost: It only keeps collectives matched and must contribute nothing.
         """
-        self._check_names(terms)
-        for name, term in terms.items():
-            loss_sums = self._loss_sums.setdefault(name, [])
-            counts = self._counts.setdefault(name, [])
-            if not ghost:  # not 0 times its values, which may be infinite
-                loss_sums.append(term.loss_sum.detach())
-                counts.append(term.count)
-        needs_own_backward = len(terms) > 1 and self._known_counts is None
-        if needs_own_backward:
+        check_names(terms, self._layout.term_names if self._layout else self._terms.names)
+        self._terms.add(terms, ghost=ghost)
+        if self._terms.are_weighed_late(terms):
             self._accumulate_per_term(terms, ghost=ghost)
             return
         overlaps = self.settings.overlap and self.averager is None
         if last and overlaps and self._buckets is not None:
             self._buckets.send_during_backward()
-        loss = sum(t.loss_sum / self._divisor(name) for name, t in terms.items())
+        loss = sum(t.loss_sum / self._terms.divisor(name) for name, t in terms.items())
         assert isinstance(loss, torch.Tensor)
         if loss.requires_grad or any(term.count > 0 for term in terms.values()):
             self._backward(loss * 0.0 if ghost else loss, retain_graph=False)
@@ -259,7 +244,7 @@ class StepEngine:
             started_at_s = time.perf_counter()
             self.averager.after_step([rank.num_samples for rank in trailer.ranks])
             self._wait_s += time.perf_counter() - started_at_s
-        return _outcome(trailer, grad_norm, skipped=skipped)
+        return make_outcome(trailer, grad_norm, skipped=skipped)
 
     def abandon(self) -> None:
         """Close an open step without an update (an error in the user's code)."""
@@ -280,7 +265,7 @@ class StepEngine:
         self._last_vector = vector
         if self.residuals is not None:
             self.residuals.adopt_step()
-        return _outcome(self._layout.unpack(vector), None, skipped=False)
+        return make_outcome(self._layout.unpack(vector), None, skipped=False)
 
     def regroup(self, world: Collective, members: tuple[int, ...]) -> None:
         """Go on among those that are left; gradients held are lost.
@@ -295,37 +280,14 @@ class StepEngine:
         if self._buckets is not None:
             self._buckets.renew()
 
+    @property
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for _, parameter in self._named]
+
     # -- backward ---------------------------------------------------------------
 
-    def _check_names(self, terms: Mapping[str, LossTerm]) -> None:
-        expected = self._layout.term_names if self._layout else tuple(self._loss_sums)
-        if expected and set(expected) != set(terms):
-            msg = (
-                f"loss_fn returned the terms {sorted(terms)} but before it were "
-                f"{sorted(expected)}; return every term for each batch, with count 0 "
-                "where it is absent"
-            )
-            raise ConfigError(msg)
-
-    def _divisor(self, name: str) -> float:
-        if self._known_counts is None:
-            return self._nominal
-        count = self._known_counts.get(name)
-        if count is None:
-            msg = (
-                f"loss_fn returned the term {name!r} but count_fn counted "
-                f"{sorted(self._known_counts)}; let both use the same names"
-            )
-            raise ConfigError(msg)
-        return max(count, 1e-30)  # no counted element anywhere: the sum is 0 as well
-
     def _backward(self, loss: torch.Tensor, *, retain_graph: bool) -> None:
-        if not loss.requires_grad:
-            msg = (
-                "the loss does not depend on any trainable parameter; expected loss_fn "
-                "to use the model's output, with gradients enabled"
-            )
-            raise ConfigError(msg)
+        check_differentiable(loss)
         scaled = self._scaler.scale(loss) if self._scaler is not None else loss
         scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
@@ -336,11 +298,13 @@ class StepEngine:
         assert self._buckets is not None
         flats = self._buckets.flats
         for index, (name, term) in enumerate(terms.items()):
-            sums = self._per_term.setdefault(name, [torch.zeros_like(f) for f in flats])
+            sums = self._terms.gradients.setdefault(
+                name, [torch.zeros_like(f) for f in flats]
+            )
             if not term.loss_sum.requires_grad and not term.count > 0:
                 continue  # a term that is absent from this micro-batch
             torch._foreach_zero_(flats)
-            loss = term.loss_sum / self._nominal
+            loss = term.loss_sum / self._terms.nominal
             is_last = index == len(terms) - 1
             self._backward(loss * 0.0 if ghost else loss, retain_graph=not is_last)
             torch._foreach_add_(sums, flats)
@@ -354,9 +318,9 @@ class StepEngine:
 
     def _exchange(self, figures: RankFigures, *, stop: bool) -> Trailer:
         layout = self._agree_layout()
-        if self._per_term or (len(layout.term_names) > 1 and self._known_counts is None):
+        if self._terms.gradients or self._terms.are_weighed_late(layout.term_names):
             self._combine_terms(layout)
-        sums_counts = self._sums_counts(layout.term_names)
+        sums_counts = self._terms.sums_counts(layout.term_names)
         touched = self._touched()
         sends = self.gradient_group is not None and self.averager is None
         if self._buckets is not None and sends:
@@ -368,13 +332,13 @@ class StepEngine:
         pending.wait()
         trailer = layout.unpack(vector)
         check_same_plan(trailer.ranks, self.members)
-        check_sums(trailer, self._num_samples, self._known_counts)
+        check_sums(trailer, self._num_samples, self._terms.known_counts)
         self._last_vector = vector
         return trailer
 
     def _agree_layout(self) -> TrailerLayout:
-        seen = tuple(sorted(self._loss_sums))
         if self._layout is None:
+            seen = tuple(sorted(self._terms.names))
             names = self.agree_names(seen) or (SINGLE_TERM,)
             self._layout = TrailerLayout(
                 term_names=names,
@@ -383,13 +347,6 @@ class StepEngine:
             )
         return self._layout
 
-    def _sums_counts(self, names: Sequence[str]) -> torch.Tensor:
-        return torch.tensor(
-            [_total(self._loss_sums.get(name, [])) for name in names]
-            + [_total(self._counts.get(name, [])) for name in names],
-            dtype=torch.float64,
-        )
-
     def _touched(self) -> list[bool]:
         if self._buckets is not None:
             return self._buckets.touched
@@ -397,16 +354,12 @@ class StepEngine:
 
     def _combine_terms(self, layout: TrailerLayout) -> None:
         """Add up the terms' gradients, each weighted by nominal / its true count."""
-        counts = self._sums_counts(layout.term_names)[len(layout.term_names) :]
+        counts = self._terms.counts(layout.term_names)
         if self.averager is None:
             self.world.all_reduce(counts).wait()
-        if self._buckets is None:
-            return
-        for name, count in zip(layout.term_names, counts.tolist(), strict=True):
-            if name in self._per_term and count:
-                torch._foreach_add_(
-                    self._buckets.flats, self._per_term[name], alpha=self._nominal / count
-                )
+        if self._buckets is not None:
+            by_name = dict(zip(layout.term_names, counts.tolist(), strict=True))
+            self._terms.combine_into(self._buckets.flats, by_name)
 
     # -- update -----------------------------------------------------------------
 
@@ -415,8 +368,7 @@ class StepEngine:
         if self.averager is None:
             return trailer
         names = self._agree_layout().term_names
-        counts = self._sums_counts(names)[len(names) :].tolist()
-        own = dict(zip(names, counts, strict=True))
+        own = dict(zip(names, self._terms.counts(names).tolist(), strict=True))
         return replace(trailer, counts=own, touched=self._touched())
 
     def _update(self, trailer: Trailer) -> tuple[float | None, bool]:
@@ -426,54 +378,21 @@ class StepEngine:
         self._rescale(trailer)
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
-        grad_norm = self._clip()
+        grad_norm = clip(self._parameters, self.settings.max_grad_norm)
         if self._scaler is None:
             self.optimizer.step()
             return grad_norm, False
-        scale = self._scaler.get_scale()
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        factor = self._scaler.get_scale() / scale
+        factor = step_scaled(self.optimizer, self._scaler)
         if self.residuals is not None:
             self.residuals.scale_(factor)
         return grad_norm, factor < 1.0
 
     def _rescale(self, trailer: Trailer) -> None:
-        single = len(trailer.counts) == 1 and self._known_counts is None
+        single = len(trailer.counts) == 1 and self._terms.known_counts is None
         count = next(iter(trailer.counts.values()))
-        factor = self._nominal / count if single and count else 1.0
+        factor = self._terms.nominal / count if single and count else 1.0
         if self._buckets is not None:
             self._buckets.scale_(factor)
             self._buckets.drop_untouched(trailer.touched)
-        elif factor != 1.0:
-            grads = [p.grad for _, p in self._named if p.grad is not None]
-            torch._foreach_mul_(grads, factor)
-
-    def _clip(self) -> float | None:
-        if self.settings.max_grad_norm is None:
-            return None
-        parameters = [p for _, p in self._named]
-        return float(
-            torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
-        )
-
-
-def _total(values: list[torch.Tensor]) -> float:
-    """Sum micro-batch values in float64, with one device synchronisation."""
-    if not values:
-        return 0.0
-    return float(torch.stack([v.to(torch.float64).reshape(()) for v in values]).sum())
-
-
-def _outcome(trailer: Trailer, grad_norm: float | None, *, skipped: bool) -> StepOutcome:
-    losses = {
-        name: total / trailer.counts[name] if trailer.counts[name] else 0.0
-        for name, total in trailer.loss_sums.items()
-    }
-    return StepOutcome(
-        loss=sum(losses.values()),
-        trailer=trailer,
-        grad_norm=grad_norm,
-        skipped=skipped,
-        term_losses=losses,
-    )
+        else:
+            multiply_gradients(self._parameters, factor)

@@ -29,7 +29,8 @@ from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
 from geartrain.parallel.saved_state import TrainState, load_state, save_state
 from geartrain.parallel.state_sync import broadcast_buffers
-from geartrain.parallel.step_engine import StepEngine, StepOutcome
+from geartrain.parallel.step_engine import StepEngine
+from geartrain.parallel.step_update import StepOutcome
 from geartrain.parallel.step_work import MicroBatch
 from geartrain.parallel.survivors import Survivors
 from geartrain.parallel.trailer import RankFigures
