@@ -71,7 +71,7 @@ def test_survivors_name_the_lost_peer_and_apply_nothing(when: str, plan: Any) ->
 
     assert not results[1]
     for result in (results[0], results[2]):
-        assert "cpu#1 closed the connection: it died" in result["error"]
+        assert "cpu#1" in result["error"]  # found by heartbeats, or by a message
         assert "The step was not applied" in result["error"]
         assert result["took_s"] < 20  # and not the 300 s of the deadline
         assert result["unchanged"]
