@@ -138,6 +138,13 @@ def test_a_lying_label_is_overruled_and_a_note_says_so() -> None:
     assert any("racks.toml" in n and "overruled" in n for n in topology.notes)
 
 
+def test_a_label_of_no_host_is_told() -> None:
+    network = uniform_network([2, 2], NIC, UPLINK)
+    labels = Labels(rack_by_host={"nobody": "left"}, source="racks.toml")
+    notes = survey(network, labels).notes
+    assert "racks.toml names hosts that are not in this probe: nobody" in notes
+
+
 def test_true_labels_name_the_racks_without_a_note() -> None:
     network = uniform_network([3, 5])
     said = {f"h{i}": "left" if i < 3 else "right" for i in range(8)}

@@ -30,6 +30,7 @@ from geartrain.topology.verification import merge_alike, name_racks, split_by_la
 __all__ = ["ProbeLimits", "ProbeProgress", "probe_topology", "survey_network"]
 
 _MAX_THREADS = 32
+_MOST_NAMES = 8
 
 
 def probe_topology(
@@ -146,6 +147,7 @@ def _finish(
 ) -> Topology:
     labels = labels or _own_labels(hosts)
     said = [labels.rack_of((h.host_id, h.name, h.address)) for h in hosts]
+    survey.notes += _unmatched(labels, hosts)
     if len(hosts) > survey.limits.landmarks_above:
         racks = survey_by_landmarks(survey, said)
     else:
@@ -164,6 +166,21 @@ def _finish(
         memory_bytes_per_s=memory,
     )
     return assemble(survey, hosts, found)
+
+
+def _unmatched(labels: Labels, hosts: Sequence[Description]) -> list[str]:
+    """A note on labels that name no host of this probe, which may be misspelt."""
+    known = {
+        part
+        for host in hosts
+        for name in (host.host_id, host.name, host.address)
+        for part in (name, name.partition(".")[0])
+    }
+    unknown = sorted(set(labels.rack_by_host) - known)
+    if not unknown:
+        return []
+    names = ", ".join(unknown[:_MOST_NAMES]) + (", ..." if unknown[_MOST_NAMES:] else "")
+    return [f"{labels.source} names hosts that are not in this probe: {names}"]
 
 
 def _own_labels(hosts: Sequence[Description]) -> Labels:
