@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -61,6 +62,14 @@ def test_aborting_in_the_middle_wakes_all_who_wait() -> None:
             member.all_reduce(torch.ones(1))
 
 
+def await_waiting(world: World) -> None:
+    """Until a stage of every member waits for a peer, and so can name it."""
+    deadline_at_s = time.monotonic() + 10
+    while not all(member._waiting() for member in world.members):
+        assert time.monotonic() < deadline_at_s, "no stage began to wait"
+        threading.Event().wait(0.001)
+
+
 def test_a_lost_peer_is_named_and_told_once() -> None:
     told: list[str] = []
 
@@ -70,7 +79,7 @@ def test_a_lost_peer_is_named_and_told_once() -> None:
     with World(book(), settings=settings) as world:
         world.network.held_back = lambda stage, *_: stage.startswith("across-out")
         pending = [[m.all_reduce(torch.ones(64)) for _ in range(3)] for m in world.members]
-        world.network.await_posted("across-out")
+        await_waiting(world)
         world.network.abort("connection closed by peer")
 
         for exchanges in pending:
