@@ -90,7 +90,7 @@ def test_a_lost_peer_is_named_and_told_once() -> None:
     assert sorted(text[0] for text in told) == ["0", "1", "2", "3"]
     named = [text for text in told if "waiting for w" in text]
     assert named
-    assert "all-reduce 0 (256 bytes, hierarchical), chunk" in named[0]
+    assert "(256 bytes, hierarchical), chunk" in named[0]  # of any of the three
     assert "The step was not applied" in named[0]
 
 
