@@ -70,7 +70,7 @@ def await_waiting(world: World) -> None:
         threading.Event().wait(0.001)
 
 
-def test_a_lost_peer_is_named_and_told_once() -> None:
+def test_a_lost_peer_is_told_once_by_every_member() -> None:
     told: list[str] = []
 
     def settings(me: int) -> ExchangeSettings:
@@ -88,10 +88,10 @@ def test_a_lost_peer_is_named_and_told_once() -> None:
                     exchange.wait()
 
     assert sorted(text[0] for text in told) == ["0", "1", "2", "3"]
-    named = [text for text in told if "waiting for w" in text]
-    assert named
-    assert "(256 bytes, hierarchical), chunk" in named[0]  # of any of the three
-    assert "The step was not applied" in named[0]
+    for text in told:  # of whichever stage came upon it first
+        assert "(256 bytes, hierarchical), chunk" in text
+        assert "connection closed by peer" in text
+        assert "The step was not applied" in text
 
 
 def test_a_wait_gives_up_when_nothing_moves() -> None:
