@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,14 +27,21 @@ _TAIL_MULTIPLE = 8
 class _RowCodec(ChunkCodec):
     """Full rows one after the other, then one shorter row for what is left."""
 
+    @abstractmethod
     def _row_bytes(self, row_elements: int) -> int:
-        raise NotImplementedError
+        """Size of the code of one row, its scale and minimum included."""
 
+    @abstractmethod
     def _pack(self, rows: torch.Tensor, exponent: int) -> torch.Tensor:
-        raise NotImplementedError
+        """Code float32 rows, shape (num_rows, row_elements), scaled by 2**exponent.
 
+        Returns:
+            uint8, shape (num_rows, bytes of a row).
+        """
+
+    @abstractmethod
     def _unpack(self, code: torch.Tensor, out: torch.Tensor, exponent: int) -> None:
-        raise NotImplementedError
+        """Decode such rows into ``out``, shape (num_elements,), and undo the scale."""
 
     def _body_bytes(self, num_elements: int) -> int:
         full_rows, rest = divmod(num_elements, self.row_elements)
