@@ -18,7 +18,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.geteuid() == 0:
         return
-    skip = pytest.mark.skip(reason="needs root: it makes cgroups")
+    skip = pytest.mark.skip(reason="needs root: it makes cgroups or namespaces")
     for item in items:
         if item.get_closest_marker("root") is not None:
             item.add_marker(skip)

@@ -360,7 +360,6 @@ def _in_another_namespace(rank: int, world_size: int) -> str:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a network namespace")
 def test_process_in_another_network_namespace_is_told() -> None:
     messages = run_ranks(_in_another_namespace, 2)
 

@@ -112,7 +112,7 @@ class SideStreams:
         """Page-locked host memory; pageable, with a warning, where there is none."""
         try:
             return torch.empty(num_elements, dtype=dtype, pin_memory=True)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:  # NotImplementedError is one
             logger.warning(
                 "no page-locked memory for %s (%s): copies to the host will be slower",
                 self._device,
