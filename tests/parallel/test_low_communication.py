@@ -327,6 +327,17 @@ def test_fragments_take_turns() -> None:
     assert sizes == [[], [6], [], [6], [], [6], [], [6]]
 
 
+def test_fragments_of_as_many_parameters_are_told_apart() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(4)]
+    averager = ModelAverager(parameters, DiLoCo(sync_every=4, fragments=2), rank=0)
+    averager.collective = recorder = Recorder()
+
+    for _ in range(4):
+        averager.after_step([1.0, 1.0])
+
+    assert [key for key, _, _ in recorder.sent] == ["movement1/0", "movement0/0"]
+
+
 def test_a_lost_peer_leaves_the_models_and_the_average_due() -> None:
     averager, parameters, recorder = make_averager(LocalSGD(sync_every=2))
     recorder.fails = True

@@ -85,7 +85,7 @@ class DiLoCo:
 Algorithm = Literal["exact"] | LocalSGD | DiLoCo
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # tensors don't compare to one truth
 class _Piece:
     """Parameters of one dtype and device, as they were at the last average."""
 
@@ -112,7 +112,7 @@ class _Piece:
             parameter.copy_(part.view(parameter.shape))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Fragment:
     """What is averaged at once."""
 
