@@ -6,7 +6,6 @@ trailer; so all agree, without a message, on when to measure and what.
 
 from __future__ import annotations
 
-import logging
 import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.trailer import RankFigures
     from geartrain.topology.profile import Tier, Topology
-
-logger = logging.getLogger(__name__)
 
 _CHANGED_FRACTION = 0.15
 """Rates that read differently by less are as good as they were measured."""

@@ -81,7 +81,7 @@ class RankGroups:
             ranks: The members.
             purpose: Collectives of one purpose keep their order among themselves only.
         """
-        members = tuple(sorted(ranks)) if ranks is not None else self._everyone
+        members = tuple(sorted(ranks)) if ranks is not None else self.members
         if len(members) == 1 or self.world_size == 1:
             return LocalCollective()
         if self.hub is None:
@@ -119,7 +119,7 @@ class RankGroups:
         runs inside a model needs a group (a purpose) of its own, since gradients are sent
         while its backward runs.
         """
-        members = tuple(sorted(ranks)) if ranks is not None else self._everyone
+        members = tuple(sorted(ranks)) if ranks is not None else self.members
         if len(members) == 1 or self.world_size == 1:
             return None
         if self.generation and self.rank not in members:
@@ -187,10 +187,6 @@ class RankGroups:
         if before is not None:
             before.close()
 
-    @property
-    def _everyone(self) -> tuple[int, ...]:
-        return self.members
-
     def _torch_collective(self, purpose: str, members: tuple[int, ...]) -> TorchCollective:
         key = (purpose, members)
         if key not in self._groups:
@@ -203,7 +199,7 @@ class RankGroups:
         group: dist.ProcessGroup | None
         if self.generation:
             group = self._make_among_survivors(members, purpose)
-        elif members == self._everyone and is_first:
+        elif members == self.members and is_first:
             group = dist.group.WORLD
         else:
             timeout = timedelta(seconds=self.timeout_s)

@@ -65,20 +65,10 @@ class ResidualState:
     loss_scale: Callable[[], float]
     _mine: MemberResiduals | None = None
     _are_coded: bool = False
+    """Whether any rank codes gradients now, so that all must take part in saving."""
     _is_open: bool = False
     _scale: float = 1.0
     """When the step under way began."""
-
-    @property
-    def are_coded(self) -> bool:
-        """Whether any rank codes gradients now, so that all must take part in saving."""
-        return self._are_coded
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that they take on this rank."""
-        mine = self._mine
-        return mine.partial.num_bytes + mine.total.num_bytes if mine is not None else 0
 
     # -- a step -------------------------------------------------------------------------
 
@@ -153,7 +143,7 @@ class ResidualState:
     # -- saving -------------------------------------------------------------------------
 
     def collect(self) -> SavedResiduals | None:
-        """Hand all that is owed to rank 0; all ranks call it where ``are_coded``.
+        """Hand all that is owed to rank 0; all ranks call it where any codes gradients.
 
         Returns:
             On rank 0 what to save; None elsewhere, and where there is nothing.
