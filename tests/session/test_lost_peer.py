@@ -107,7 +107,7 @@ def die_at_setup(rank: int, world_size: int) -> str:
 def test_a_peer_lost_at_setup_is_told() -> None:
     results = run_ranks(die_at_setup, 2, may_die=[1])
 
-    assert results[0].startswith("sending rank 0's state failed")
+    assert results[0].startswith("sending the training state failed")
 
 
 def die_before_answering(rank: int, world_size: int) -> str:

@@ -87,7 +87,7 @@ def broadcast_bytes(
 def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> None:
     options = dist.BroadcastOptions()
     options.rootRank = source  # a position: rank 0 is the first of every group
-    with lost_peers("sending rank 0's state"):
+    with lost_peers("sending the training state"):
         # The group's own call, since one of survivors is not known to torch.distributed.
         group.broadcast([tensor], options).wait()
 
