@@ -166,7 +166,7 @@ def _failure(
 ) -> Verdict:
     others = tuple(w for w in failed if w is not cause)
     code = cause.exit_code
-    if cause.loss is not None or (cause.rank and _is_lost(cause, situation)):
+    if cause in lost_workers(situation):
         exit_code = 1
         reason = _loss_reason(cause, others, situation)
     elif cause.failure is not None:
@@ -202,22 +202,23 @@ def _loss_reason(
     cause: WorkerState, others: tuple[WorkerState, ...], situation: Situation
 ) -> str:
     """How a worker was lost, and why the others could not go on without it."""
-    code = cause.exit_code
     if cause.out_of_memory_kills:
         reason = "the kernel killed it: out of memory of that device"
-    elif code is not None and code < 0 and cause.loss is None:
-        reason = f"was killed by {_signal_name(-code)}"
+    elif cause.loss is not None:
+        reason = f"was lost: {cause.loss.reason}"
     else:
-        reason = f"was lost: {cause.loss.reason}" if cause.loss is not None else "was lost"
+        assert cause.exit_code is not None, "without a loss told it was killed"
+        reason = f"was killed by {_signal_name(-cause.exit_code)}"
     left = len(situation.workers) - len(lost_workers(situation))
     if left < situation.min_devices:
         return f"{reason}; {left} devices are left, at least {situation.min_devices} must"
-    said = [w.failure.error for w in others if w.failure is not None and w.rank == 0]
-    if said and cause.loss is not None:
-        return said[0].partition(": ")[2] or said[0]  # it begins with what was noticed
-    if said:
-        return f"{reason}; {said[0].partition(': ')[2] or said[0]}"
-    return f"{reason}, and the others did not go on without it"
+    errors = [w.failure.error for w in others if w.failure is not None and w.rank == 0]
+    if not errors:
+        return f"{reason}, and the others did not go on without it"
+    said = errors[0].partition(": ")[2] or errors[0]
+    if cause.loss is not None:
+        return said  # it begins with what was noticed
+    return f"{reason}; {said}"
 
 
 def _lost_peer_reason(situation: Situation, failed: list[WorkerState]) -> str:
