@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from geartrain.planner.exchange.bound import fabric_bound_s
 from geartrain.planner.exchange.fabric import Fabric, place
-from geartrain.planner.exchange.shares import fill_hosts, fill_shares
+from geartrain.planner.exchange.shares import fill_shares
 from planner.exchange.exchange_cases import MBIT, make_topology, placement_of
 
 rates = st.sampled_from([10.0, 12.5, 25.0, 50.0, 100.0, 200.0, 470.0, 500.0])
@@ -114,7 +114,7 @@ def test_the_fluid_optimum_over_the_best_ring_is_the_known_one(
 
 
 def test_the_slowest_of_very_unequal_links_owns_nothing() -> None:
-    assert fill_hosts([4.0, 4.0, 1.0]) == ((0.5, 0.5, 0.0), 1.0)
+    assert fill_shares(fabric_of([[400, 400, 100]])).hosts == ((0.5, 0.5, 0.0),)
     assert fill_shares(fabric_of([[500]] * 4, [50, 50, 12, 50])).racks[2] == 0
 
 

@@ -79,22 +79,6 @@ def fill_shares(
     return Shares(racks=racks, hosts=tuple(hosts), s_per_byte=least)
 
 
-def fill_hosts(
-    bytes_per_s: Sequence[float], uplink_load: float = 0.0
-) -> tuple[tuple[float, ...], float]:
-    """Shares of the hosts of one rack, and their seconds per byte of the tensor.
-
-    Args:
-        bytes_per_s: Rate of each host's link, shape (num_hosts,).
-        uplink_load: Bytes that the rack's uplink carries per byte of the tensor.
-
-    >>> fill_hosts([4.0, 4.0, 1.0])
-    ((0.5, 0.5, 0.0), 1.0)
-    """
-    least = _hosts_s(bytes_per_s, uplink_load)
-    return _fill_within(least, bytes_per_s, uplink_load), least
-
-
 def _hosts_s(bytes_per_s: Sequence[float], uplink_load: float) -> float:
     """Least seconds per byte of a rack's hosts."""
     num_hosts = len(bytes_per_s)
