@@ -29,15 +29,15 @@ _TIMEOUT_S = 240.0
 
 
 def steps_until(steps_s: Sequence[float], optimum_s: float) -> int | None:
-    """How many steps pass until three in the middle of the row are near the optimum.
+    """How many steps pass until three in a row are near the optimum, by their median.
 
     Args:
         steps_s: From the change on.
         optimum_s: What a step takes with the links known.
 
     Returns:
-        Steps before the first of three whose median is within 10 % of the optimum; None
-        where it never comes to that.
+        Steps before the first of three that, as their median, is within 10 % of the
+        optimum; None where it never comes to that.
 
     >>> steps_until([2.0, 2.0, 1.0, 1.0, 1.05], 1.0)
     2

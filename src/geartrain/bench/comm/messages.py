@@ -52,7 +52,6 @@ class Order:
     num_bytes: int = 0
     """Of float32 values."""
     repeats: int = 1
-    checks_sum: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How much of the exchange hides behind backward, in plain DDP with its defaults."""
+"""How much of the exchange hides behind backward, in plain DDP with geartrain's hook."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ class WatchedTraining:
     def __init__(self, worker: LabWorker) -> None:
         self._worker = worker
         self._num_opened = 0
-        self._num_replans = 0
 
     def begin(self, order: Order) -> Report:
         """Probe and plan from scratch; the model starts anew, too."""
@@ -47,7 +46,6 @@ class WatchedTraining:
 
     def steps(self, order: Order) -> Report:
         """Train; each step as long as the slowest rank takes, re-planning included."""
-        num_replans = self._num_replans
         steps_s, notes = [], []
         self._worker.baselines.barrier()
         for _ in range(order.repeats):
@@ -60,7 +58,6 @@ class WatchedTraining:
         return Report(
             steps_s=tuple(steps_s),
             timings=(Timing(scheme=OURS, seconds=sum(steps_s), checksum=checksum(weight)),),
-            figures={"num_replans": self._num_replans - num_replans},
             notes=tuple(notes),
         )
 
@@ -94,7 +91,6 @@ class WatchedTraining:
             return f"{reason}: measured again, nothing new"
         self._worker.network = replace(network, topology=found.topology)
         self._open(found)
-        self._num_replans += 1
         return f"{reason}: planned again"
 
     def _open(self, network: JobNetwork) -> None:
