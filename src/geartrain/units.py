@@ -87,8 +87,18 @@ def format_rate(per_s: float, unit: str) -> str:
     return f"{per_s:.1f} {unit}"
 
 
+def format_bit_rate(bytes_per_s: float) -> str:
+    """Write the rate of a link for people: in bits, to three digits.
+
+    >>> format_bit_rate(62.5e6), format_bit_rate(5.9412e6), format_bit_rate(124.96e6)
+    ('500 Mbit/s', '47.5 Mbit/s', '1000 Mbit/s')
+    """
+    number, unit = format_rate(bytes_per_s * 8, "bit/s").split()
+    return f"{float(f'{float(number):.3g}'):g} {unit}"
+
+
 def format_bits_per_s(bytes_per_s: float) -> str:
-    """Write the rate of a link as links are named, to six digits.
+    """Write the rate of a link as :func:`parse_bytes_per_s` reads it, to six digits.
 
     >>> format_bits_per_s(6_250_000), format_bits_per_s(1_500_000_000)
     ('50Mbit', '12Gbit')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import click
@@ -82,8 +83,7 @@ def _print_matrix(topology: Topology) -> None:
     rows = []
     for row, host_id in enumerate(order):
         cells = [
-            "" if rate != rate else show_bit_rate(rate)  # noqa: PLR0124 - NaN: not measured
-            for rate in rates[row].tolist()
+            "" if math.isnan(rate) else show_bit_rate(rate) for rate in rates[row].tolist()
         ]
         rows.append((names[host_id], *cells))
     print_table(("one flow, from", *(names[host_id] for host_id in order)), rows)

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geartrain.errors import ConfigError
+from geartrain.topology.host_identity import name_in
 from geartrain.topology.profile import Tier, Topology
-from geartrain.units import format_rate
+from geartrain.units import format_bit_rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,9 +32,6 @@ _SLOW_FRACTION = 0.6
 """Of the median of its kind; a link below that limits the others and is marked."""
 _ALIKE_FRACTION = 0.1
 """Two directions that differ by less are one number."""
-_BITS_PER_BYTE = 8
-_LONG_HASH = 8
-"""Digits that end a host id; left out where the names alone differ."""
 _FABRIC_Y, _RACK_Y, _HOST_Y = 2.6, 1.35, 0.0
 _GRID_Y, _ROW = 0.75, 0.32
 _COLUMN_INCHES, _GAP, _MAX_INCHES = 1.3, 0.6, 16.0
@@ -86,7 +84,7 @@ def short_names(topology: Topology) -> dict[str, str]:
         From host id to name; where several hosts share a name, the address tells them
         apart, and else the whole id.
     """
-    names = {host.tier_id: _without_hash(host.tier_id) for host in topology.hosts}
+    names = {host.tier_id: name_in(host.tier_id) for host in topology.hosts}
     counts = list(names.values())
     return {
         host.tier_id: names[host.tier_id]
@@ -102,10 +100,7 @@ def show_bit_rate(bytes_per_s: float | None) -> str:
     >>> show_bit_rate(62.5e6), show_bit_rate(None)
     ('500 Mbit/s', '?')
     """
-    if bytes_per_s is None:
-        return "?"
-    number, unit = format_rate(bytes_per_s * _BITS_PER_BYTE, "bit/s").split()
-    return f"{float(number):.3g} {unit}"
+    return "?" if bytes_per_s is None else format_bit_rate(bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +248,7 @@ def _draw_matrix(figure: Figure, ax: Axes, topology: Topology) -> None:
     from matplotlib.colors import LogNorm  # noqa: PLC0415 - an extra
 
     order = [host_id for rack in topology.racks for host_id in rack.member_ids]
-    rates = link_matrix(topology, order) * _BITS_PER_BYTE
+    rates = link_matrix(topology, order)
     ax.set_title("one flow, from row to column", loc="left")
     known = rates[np.isfinite(rates)]
     if not known.size:
@@ -267,7 +262,7 @@ def _draw_matrix(figure: Figure, ax: Axes, topology: Topology) -> None:
     bar = figure.colorbar(image, ax=ax, shrink=0.8)
     ticks = np.geomspace(low, high, 4) if high > low else np.array([low])
     bar.set_ticks(ticks.tolist())
-    bar.set_ticklabels([show_bit_rate(tick / _BITS_PER_BYTE) for tick in ticks.tolist()])
+    bar.set_ticklabels([show_bit_rate(tick) for tick in ticks.tolist()])
     bar.ax.minorticks_off()
     _name_rows(ax, topology, order)
     for edge in _rack_edges(topology.racks):
@@ -304,10 +299,10 @@ def _name_rows(ax: Axes, topology: Topology, order: Sequence[str]) -> None:
     ax.set_yticks(positions, labels, fontsize=7)
 
 
-def _write_numbers(ax: Axes, bits_per_s: NDArray[np.float64], middle: float) -> None:
-    for row, column in zip(*np.nonzero(np.isfinite(bits_per_s)), strict=True):
-        value = float(bits_per_s[row, column])
-        text = show_bit_rate(value / _BITS_PER_BYTE).replace(" ", "\n")
+def _write_numbers(ax: Axes, rates: NDArray[np.float64], middle: float) -> None:
+    for row, column in zip(*np.nonzero(np.isfinite(rates)), strict=True):
+        value = float(rates[row, column])
+        text = show_bit_rate(value).replace(" ", "\n")
         colour = "white" if value < middle else "black"
         ax.text(column, row, text, ha="center", va="center", fontsize=6, color=colour)
 
@@ -349,12 +344,6 @@ def _title(topology: Topology, labels: Sequence[str]) -> str:
     hosts, racks = len(topology.hosts), len(topology.racks)
     what = f"{hosts} host{'s' * (hosts > 1)} in {racks} rack{'s' * (racks > 1)}"
     return ", ".join((what, topology.source, *labels))
-
-
-def _without_hash(host_id: str) -> str:
-    name, _, digits = host_id.rpartition("-")
-    is_hash = len(digits) == _LONG_HASH and all(c in "0123456789abcdef" for c in digits)
-    return name if name and is_hash else host_id
 
 
 def _literal(text: str) -> str:

@@ -13,7 +13,7 @@ from geartrain.topology.clustering import Racks
 from geartrain.topology.instrument import Survey
 from geartrain.topology.profile import LinkProfile, Tier, Topology
 from geartrain.topology.readings import LONG_ENOUGH_S
-from geartrain.units import format_bytes, format_rate
+from geartrain.units import format_bit_rate, format_bytes
 
 _FABRIC_ID = "fabric"
 _FAST_BYTES_PER_S = 1.25e9
@@ -139,7 +139,7 @@ def _note_uncertain(
     fast = max((r.bytes_per_s for n in nics for r in (n.send, n.receive) if r), default=0.0)
     if fast > _FAST_BYTES_PER_S:
         survey.notes.append(
-            f"rates above {format_rate(_FAST_BYTES_PER_S * 8, 'bit/s')} are lower bounds: "
+            f"rates above {format_bit_rate(_FAST_BYTES_PER_S)} are lower bounds: "
             "one process a host measured them"
         )
     if survey.is_cut_short:

@@ -49,6 +49,16 @@ def make_host_identity(name: str, boot_id: str, network_namespace: str) -> HostI
     )
 
 
+def name_in(host_id: str) -> str:
+    """The name that a host id begins with; ids of another form are names as they are.
+
+    >>> name_in("node3-5f2a9c01"), name_in("node3-west")
+    ('node3', 'node3-west')
+    """
+    match = re.fullmatch(rf"(.+)-[0-9a-f]{{{_DIGITS}}}", host_id)
+    return match[1] if match else host_id
+
+
 def read_host_identity(proc_root: Path = Path("/proc")) -> HostIdentity:
     """Read which host the calling thread is on.
 

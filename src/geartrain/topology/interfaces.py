@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from geartrain.errors import ConfigError
-from geartrain.units import format_rate
+from geartrain.units import format_bit_rate
 
 _VIRTUAL = re.compile(
     r"docker|br-|virbr|veth|cni|flannel|cali|cilium|lxc|lxd|vnet|tap|kube|podman|ifb|dummy"
@@ -58,7 +58,7 @@ class InterfaceAddress:
     def __str__(self) -> str:
         if self.bytes_per_s is None:
             return f"{self.interface} ({self.address})"
-        speed = format_rate(self.bytes_per_s * _BITS_PER_BYTE, "bit/s")
+        speed = format_bit_rate(self.bytes_per_s)
         return f"{self.interface} ({self.address}, {speed})"
 
 
@@ -105,8 +105,11 @@ def list_addresses() -> tuple[InterfaceAddress, ...]:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this address, if any has."""
-    wanted = _parse(address)
+    """The interface that has this numeric address, if any has."""
+    try:
+        wanted = _parse(address)
+    except ValueError:
+        return None
     for entry in list_addresses():
         if _parse(entry.address) == wanted:
             return entry.interface

@@ -8,7 +8,7 @@ from geartrain.topology.advice import sources
 from geartrain.topology.advice.finding import Finding
 from geartrain.topology.advice.roce import JUMBO_BYTES, roce_ports
 from geartrain.topology.fabric.facts import FabricFacts, NetworkInterface
-from geartrain.units import format_rate
+from geartrain.units import format_bit_rate
 
 _FAST_BYTES_PER_S = 10e9 / 8
 """From 10 Gbit/s on a core is busy with 1500-byte frames."""
@@ -19,7 +19,6 @@ _DROPPED_FRACTION = 1e-5
 """TCP's rate falls with the square root of the loss; Mathis et al., CCR 1997."""
 _LARGE_BYTES = 8800
 """Clouds offer 8896 to 9001; any of them will do."""
-_BITS_PER_BYTE = 8
 
 
 def candidates(facts: FabricFacts) -> tuple[NetworkInterface, ...]:
@@ -201,7 +200,4 @@ def show_rate(bytes_per_s: float | None) -> str:
     >>> show_rate(12.5e9), show_rate(None)
     ('100 Gbit/s', 'unknown rate')
     """
-    if bytes_per_s is None:
-        return "unknown rate"
-    number, unit = format_rate(bytes_per_s * _BITS_PER_BYTE, "bit/s").split()
-    return f"{float(number):g} {unit}"
+    return "unknown rate" if bytes_per_s is None else format_bit_rate(bytes_per_s)
