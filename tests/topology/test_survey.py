@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geartrain.topology import verification
 from geartrain.topology.labels import Labels
 from geartrain.topology.limits import ProbeLimits
 from geartrain.topology.probe import survey_network
@@ -165,7 +166,32 @@ def test_labels_that_divide_one_rack_are_overruled() -> None:
     said = {f"h{i}": f"rack{i // 4}" for i in range(8)}
     topology = survey(network, Labels(rack_by_host=said, source="host names"))
     assert len(topology.racks) == 1
-    assert "host names" in topology.notes[0]
+    (note,) = topology.notes
+    assert "host names: rack0, rack1 are taken for one rack" in note
+    assert "overruled by measurement" in note
+
+
+def test_labels_of_some_hosts_only_divide_no_rack_and_claim_no_test() -> None:
+    network = uniform_network([4])
+    said = {"h0": "rack0", "h1": "rack0", "h2": "rack1"}
+    topology = survey(network, Labels(rack_by_host=said, source="host names"))
+    assert len(topology.racks) == 1
+    (note,) = topology.notes
+    assert "some of its hosts have no label" in note
+    assert "overruled" not in note
+
+
+def test_a_label_whose_test_could_not_be_read_is_not_called_overruled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = uniform_network([8])
+    said = {f"h{i}": f"rack{i // 4}" for i in range(8)}
+    monkeypatch.setattr(verification, "find_qualities", lambda _: {})
+    topology = survey(network, Labels(rack_by_host=said, source="host names"))
+    assert len(topology.racks) == 1
+    (note,) = topology.notes
+    assert "could not be read" in note
+    assert "overruled" not in note
 
 
 @pytest.mark.parametrize("num_racks", [1, 2, 7, 25])

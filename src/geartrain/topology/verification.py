@@ -19,7 +19,7 @@ from geartrain.topology.labels import contested_pairs, group_by_label
 from geartrain.topology.pair_survey import measure_pairs
 from geartrain.topology.readings import is_sure
 from geartrain.topology.tournament import Pair
-from geartrain.units import format_rate
+from geartrain.units import format_bit_rate
 
 _TRIES = 3
 _WORTH_A_TEST = 0.2
@@ -43,22 +43,34 @@ def split_by_labels(
             tuple(rack[i] for i in members)
             for _, members in group_by_label([labels[host] for host in rack])
         ]
+        if len(parts) <= 1:
+            found.append(rack)
+            continue
         whole = sum(len(part) for part in parts) == len(rack)
-        if (
-            len(parts) > 1
-            and whole
-            and all(_is_apart(survey, a, b, size) for a, b in combinations(parts, 2))
-        ):
+        reason = (
+            _why_one(survey, parts, size) if whole else "some of its hosts have no label"
+        )
+        if reason is None:
             found += parts
             continue
-        if len(parts) > 1:
-            names = ", ".join(str(labels[part[0]]) for part in parts)
-            survey.notes.append(
-                f"{source}: {names} are one rack, since their hosts reach each other as "
-                "fast as their own; overruled by measurement"
-            )
+        names = ", ".join(str(labels[part[0]]) for part in parts)
+        survey.notes.append(f"{source}: {names} are taken for one rack: {reason}")
         found.append(rack)
     return tuple(sorted(found))
+
+
+def _why_one(survey: Survey, parts: Sequence[Sequence[int]], size: int) -> str | None:
+    """Why groups are one rack; None if each was measured to be apart from each."""
+    for one, two in combinations(parts, 2):
+        is_apart = _is_apart(survey, one, two, size)
+        if is_apart is None:
+            return "a test of it could not be read, and pairs of hosts show no boundary"
+        if not is_apart:
+            return (
+                "their hosts reach each other as fast as their own; overruled by "
+                "measurement"
+            )
+    return None
 
 
 def merge_alike(survey: Survey, racks: Racks, size: int) -> Racks:
@@ -149,7 +161,10 @@ def _fast_hosts(survey: Survey, hosts: Sequence[int]) -> list[int]:
 def _is_slower(
     survey: Survey, across: Sequence[Pair], inside: Sequence[Pair], size: int
 ) -> bool:
-    """Whether pairs across carry less at once than as many inside; not if unread."""
+    """Whether pairs across carry less at once than as many inside.
+
+    Not if those inside could not be read: then there is nothing to compare with.
+    """
     backwards = [(b, a) for a, b in across]
     best = {"inside": 0.0, "there": 0.0, "back": 0.0}
     for _ in range(_TRIES):
@@ -183,7 +198,7 @@ def name_racks(
             continue  # said by split_by_labels
         rate = survey.readings.rate(host_a, host_b)
         rack_of = {h: names[i] for i, rack in enumerate(racks) for h in rack}
-        text = "slowly" if rate is None else f"at {format_rate(rate * 8, 'bit/s')}"
+        text = "slowly" if rate is None else f"at {format_bit_rate(rate)}"
         survey.notes.append(
             f"{source}: {host_names[host_a]} and {host_names[host_b]} bear the label "
             f"{labels[host_a]} but reach each other {text}; overruled by measurement: "
