@@ -3,6 +3,7 @@
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,9 @@ from geartrain.topology.agent_client import AgentClient
 from geartrain.topology.agent_protocol import AgentAddress
 from geartrain.topology.host_identity import make_host_identity
 from geartrain.topology.limits import ProbeLimits, ProbeProgress
+from geartrain.topology.local import local_topology
 from geartrain.topology.probe import probe_topology
-from geartrain.topology.reprobe import probe_link, reprobe
+from geartrain.topology.reprobe import reprobe
 
 TOKEN = "only for this test"
 LIMITS = ProbeLimits(timeout_s=2.0, memory_bytes=1 << 20)
@@ -45,16 +47,31 @@ def test_three_agents_on_loopback_are_one_rack(agents: list[LinkAgent]) -> None:
     assert topology.hosts[0].interface == "lo"
 
 
-def test_a_link_and_a_tier_are_measured_again(agents: list[LinkAgent]) -> None:
+def test_a_hosts_link_is_measured_again(agents: list[LinkAgent]) -> None:
     addresses = [agent.address for agent in agents]
-    there, back = probe_link(addresses[0], addresses[1], TOKEN, LIMITS)
-    assert (there.source_id, back.source_id) == (there.source_id, there.target_id)
     topology = probe_topology(addresses, TOKEN, limits=LIMITS)
     known = {a.identity.host_id: a.address for a in agents}
     again = reprobe(topology, known, TOKEN, [agents[1].identity.host_id], LIMITS)
     assert again.fingerprint == topology.fingerprint
     with pytest.raises(ConfigError, match="has no uplink to measure"):
         reprobe(topology, known, TOKEN, ["nobody"], LIMITS)
+
+
+def test_a_lone_host_has_nothing_to_be_measured_against() -> None:
+    alone = local_topology()
+    with pytest.raises(ConfigError, match="the topology has one host"):
+        reprobe(alone, {}, TOKEN, [alone.hosts[0].tier_id], LIMITS)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
+def test_hosts_of_two_address_families_are_named(agents: list[LinkAgent]) -> None:
+    with make_agent("six", addresses=("::1",)) as six:
+        addresses = [agents[0].address, six.address]
+        with pytest.raises(ConfigError) as caught:
+            probe_topology(addresses, TOKEN, limits=LIMITS)
+    message = str(caught.value)
+    assert f"{agents[0].identity.host_id} ({agents[0].address}) listen on IPv4" in message
+    assert f"{six.identity.host_id} ({six.address}) on IPv6" in message
 
 
 def test_missing_token_is_asked_for(agents: list[LinkAgent]) -> None:

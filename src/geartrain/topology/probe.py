@@ -56,7 +56,8 @@ def probe_topology(
     Raises:
         CommunicationError: If a host cannot be reached, or two cannot reach each other,
             or one falls silent: it names them, their addresses, and what to check.
-        ConfigError: If two agents are on one host, or there is none.
+        ConfigError: If two agents are on one host, or some listen on IPv4 and others on
+            IPv6, or there is none.
     """
     limits = limits or ProbeLimits()
     with ExitStack() as stack:
@@ -92,7 +93,8 @@ def connect_agents(
 
     Raises:
         CommunicationError: For the first agent, in order, that cannot be reached.
-        ConfigError: If two of them are on one host, or there is none.
+        ConfigError: If two of them are on one host, or some listen on IPv4 and others on
+            IPv6, or there is none.
     """
     if not agents:
         msg = "no link agents to probe; start one on each host and give their addresses"
@@ -124,7 +126,22 @@ def connect_agents(
             "host (the same boot id and network namespace is the same host)"
         )
         raise ConfigError(msg)
+    _refuse_two_families(clients)
     return clients
+
+
+def _refuse_two_families(clients: Sequence[AgentClient]) -> None:
+    """Refuse hosts that could not connect to each other, before anything is sent."""
+    named = {
+        family: ", ".join(str(c) for c in clients if (":" in c.description.address) is six)
+        for family, six in (("IPv4", False), ("IPv6", True))
+    }
+    if all(named.values()):
+        msg = (
+            f"{named['IPv4']} listen on IPv4, {named['IPv6']} on IPv6, so they cannot "
+            "reach each other; give addresses of one family for all agents"
+        )
+        raise ConfigError(msg)
 
 
 def _measure_memory(

@@ -7,64 +7,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from geartrain.errors import CommunicationError, ConfigError
+from geartrain.errors import ConfigError
 from geartrain.topology.agent_protocol import AgentAddress
-from geartrain.topology.arrivals import RateReading, flow_rate
+from geartrain.topology.arrivals import RateReading
 from geartrain.topology.capacities import measure_between
 from geartrain.topology.instrument import Survey
 from geartrain.topology.limits import ProbeLimits
 from geartrain.topology.priority import raised_priority
 from geartrain.topology.probe import connect_agents
-from geartrain.topology.profile import LinkProfile, Tier, Topology
-from geartrain.topology.rounds import Flow, FlowRunner
+from geartrain.topology.profile import Tier, Topology
+from geartrain.topology.rounds import FlowRunner
 
 _MAX_PEERS = 3
-_LINK_BYTES = 2_000_000
-
-
-def probe_link(
-    source: AgentAddress,
-    target: AgentAddress,
-    token: str,
-    limits: ProbeLimits | None = None,
-) -> tuple[LinkProfile, LinkProfile]:
-    """Measure the path between two hosts.
-
-    Returns:
-        (source to target, target to source).
-
-    Raises:
-        CommunicationError: If they cannot be reached, or not each other, or the rate
-            could not be read since one of the hosts is too busy.
-        ConfigError: If both agents are on one host.
-    """
-    limits = limits or ProbeLimits()
-    with ExitStack() as stack:
-        stack.enter_context(raised_priority())
-        clients = connect_agents([source, target], token, limits, stack)
-        survey = Survey(
-            FlowRunner(clients, limits.budget_bytes(2), limits.timeout_s), 2, limits
-        )
-        size = min(_LINK_BYTES, survey.instrument.left_bytes // 4)
-        for _ in range(2):  # a busy moment reads too low
-            for a, b in ((0, 1), (1, 0)):
-                flow = Flow(
-                    source=a, target=b, max_bytes=size, duration_s=limits.group_burst_s
-                )
-                for r in survey.run([flow]):
-                    rate = flow_rate(r.arrivals)
-                    survey.readings.record(r.source, r.target, rate, r.latency_s)
-        names = [client.description.host_id for client in clients]
-        one, two = (
-            LinkProfile(
-                source_id=names[a],
-                target_id=names[b],
-                bytes_per_s=survey.readings.rate(a, b) or _unread(names[a], names[b]),
-                latency_s=survey.readings.latencies_s[a, b],
-            )
-            for a, b in ((0, 1), (1, 0))
-        )
-        return one, two
 
 
 def reprobe(
@@ -145,13 +99,14 @@ def _peers(topology: Topology, tier: Tier) -> tuple[str, ...]:
 
 
 def _tier(topology: Topology, tier_id: str) -> Tier:
-    for tier in topology.tiers:
-        alone = tier.kind == "rack" and len(topology.racks) == 1
-        if tier.tier_id == tier_id and tier.kind != "fabric" and not alone:
-            return tier
-    known = ", ".join(t.tier_id for t in topology.tiers if t.kind != "fabric")
-    msg = f"{tier_id!r} has no uplink to measure; expected one of {known}"
-    raise ConfigError(msg)
+    # One of a kind has no other to be measured against.
+    known = [kind for kind in (topology.hosts, topology.racks) if len(kind) > 1]
+    tiers = {tier.tier_id: tier for kind in known for tier in kind}
+    if tier_id not in tiers:
+        names = ", ".join(tiers) or "none: the topology has one host"
+        msg = f"{tier_id!r} has no uplink to measure; expected one of {names}"
+        raise ConfigError(msg)
+    return tiers[tier_id]
 
 
 def _with_rates(tier: Tier, send: RateReading | None, receive: RateReading | None) -> Tier:
@@ -162,11 +117,3 @@ def _with_rates(tier: Tier, send: RateReading | None, receive: RateReading | Non
             receive.bytes_per_s if receive else tier.uplink_receive_bytes_per_s
         ),
     )
-
-
-def _unread(source: str, target: str) -> float:
-    msg = (
-        f"the rate from {source} to {target} could not be read: too little arrived, or too "
-        "unevenly; probe again when the hosts are less busy"
-    )
-    raise CommunicationError(msg)
