@@ -73,8 +73,9 @@ class Readings:
 
     def add(self, burst: Burst, reading: RateReading | None) -> None:
         """Keep what a burst read."""
-        for key in burst.ways if reading is not None else ():
-            self.by_way.setdefault(key, []).append(reading)  # type: ignore[arg-type]  # not None
+        if reading is not None:
+            for key in burst.ways:
+                self.by_way.setdefault(key, []).append(reading)
 
     def best(self, key: tuple[str, int]) -> RateReading | None:
         """What one capacity's agree on, or else their median."""

@@ -102,5 +102,8 @@ def _loaded_fraction(
     for reading in survey.run(flows)[:2]:
         rate = tail_rate(reading.arrivals)
         reach = min(sends[reading.source], receives[reading.target])
-        fractions.append(0.0 if rate is None else min(rate.bytes_per_s / reach, 1.0))
+        if rate is None or not reach:  # 0: nothing into that host was read
+            fractions.append(0.0)
+        else:
+            fractions.append(min(rate.bytes_per_s / reach, 1.0))
     return fmean(fractions) if fractions else 0.0
