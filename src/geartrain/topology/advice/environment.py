@@ -12,7 +12,7 @@ from geartrain.topology.advice.roce import (
     lossless_priorities,
     roce_ports,
 )
-from geartrain.topology.fabric.affinity import Distance, nearest_nics
+from geartrain.topology.fabric.affinity import DISTANCES, is_farther, nearest_nics
 from geartrain.topology.fabric.facts import (
     FabricFacts,
     Gid,
@@ -25,7 +25,6 @@ _DSCP_BY_PRIORITY = {3: 26}
 """26 (AF31) is what RoCE sends by convention; others follow dscp = 8 x priority."""
 _ECN_CAPABLE = 2
 """The two bits below the DSCP: ECT(0), so that switches mark instead of drop."""
-_NEAR: tuple[Distance, ...] = ("PIX", "PXB", "PHB")
 
 
 def advise_environment(
@@ -103,8 +102,9 @@ def traffic_class(facts: FabricFacts) -> int:
 
 def best_gid(port: RdmaPort) -> Gid | None:
     """Choose a port's RoCE v2 GID: IPv4 first, then a routable IPv6 one."""
-    usable = [gid for gid in port.gids if "v2" in gid.kind and not gid.is_link_local]
-    return min(usable, key=lambda gid: (not gid.is_ipv4, gid.index), default=None)
+    return min(
+        port.routable_gids, key=lambda gid: (not gid.is_ipv4, gid.index), default=None
+    )
 
 
 def _sockets(
@@ -176,12 +176,11 @@ def _nccl_roce(
 
 
 def _gpu_direct_level(facts: FabricFacts) -> Iterator[EnvironmentSetting]:
-    farthest = [near.distance for near in nearest_nics(facts)]
-    if not farthest or not facts.has_gpu_direct:
+    distances = [near.distance for near in nearest_nics(facts)]
+    if not distances or not facts.has_gpu_direct:
         return
-    order = ("PIX", "PXB", "PHB", "NODE", "SYS")
-    worst = max(farthest, key=order.index)
-    if worst not in _NEAR:
+    worst = max(distances, key=DISTANCES.index)
+    if is_farther(worst, "PHB"):
         return  # NCCL's own choice is the careful one
     yield EnvironmentSetting(
         library="NCCL",

@@ -13,9 +13,9 @@ from geartrain.topology.fabric.facts import (
     RdmaPort,
 )
 
-ROCE_HEADERS_BYTES = 58
-"""IPv4 20, UDP 8, BTH 12, RETH 16, ICRC 4, less what the largest packets lack: rounded to
-what drivers reserve. Source: InfiniBand specification, Annex A17."""
+ROCE_HEADERS_BYTES = 96
+"""What drivers leave for headers: IPv6 40, UDP 8, BTH 12, XRC 4, atomic 28, ICRC 4.
+Source: ``iboe_get_mtu`` in the kernel's ``rdma/ib_addr.h``."""
 RDMA_MTUS_BYTES = (4096, 2048, 1024, 512, 256)
 JUMBO_BYTES = 9000
 DEFAULT_PRIORITY = 3
@@ -28,8 +28,8 @@ _JUMBO_LEAST_BYTES = RDMA_MTUS_BYTES[0] + ROCE_HEADERS_BYTES
 def rdma_mtu(interface_mtu_bytes: int) -> int:
     """Find the largest RDMA MTU that fits into an interface's MTU.
 
-    >>> rdma_mtu(1500), rdma_mtu(4200), rdma_mtu(9000)
-    (1024, 4096, 4096)
+    >>> rdma_mtu(1500), rdma_mtu(4191), rdma_mtu(4200), rdma_mtu(9000)
+    (1024, 2048, 4096, 4096)
     """
     room = interface_mtu_bytes - ROCE_HEADERS_BYTES
     return next((mtu for mtu in RDMA_MTUS_BYTES if mtu <= room), RDMA_MTUS_BYTES[-1])
@@ -213,7 +213,7 @@ def check_pause(facts: FabricFacts) -> Iterator[Finding]:
 def check_gids(facts: FabricFacts) -> Iterator[Finding]:
     """A port needs a routable RoCE v2 address."""
     for device, port, _ in roce_ports(facts):
-        routable = [gid for gid in port.gids if "v2" in gid.kind and not gid.is_link_local]
+        routable = port.routable_gids
         shown = ", ".join(f"{gid.index} ({gid.kind})" for gid in port.gids) or "none"
         yield Finding(
             rule="roce-v2-gid",

@@ -11,7 +11,8 @@ Distance = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
 """As nvidia-smi and NCCL name it, nearest first: the same PCIe switch, several switches,
 the same host bridge, the same memory node, the link between CPUs."""
 
-_ORDER: dict[str, int] = {name: index for index, name in enumerate(get_args(Distance))}
+DISTANCES: tuple[Distance, ...] = get_args(Distance)
+"""Nearest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def nearest_nics(facts: FabricFacts) -> tuple[NicAffinity, ...]:
             if place is not None:
                 distances[device.name] = pci_distance(accelerator, place)
         if distances:
-            least = min(distances.values(), key=_ORDER.__getitem__)
+            least = min(distances.values(), key=DISTANCES.index)
             found.append(
                 NicAffinity(
                     accelerator=accelerator.address,
@@ -89,7 +90,7 @@ def is_farther(one: Distance, other: Distance) -> bool:
     >>> is_farther("SYS", "PIX"), is_farther("PIX", "PXB")
     (True, False)
     """
-    return _ORDER[one] > _ORDER[other]
+    return DISTANCES.index(one) > DISTANCES.index(other)
 
 
 def _place(facts: FabricFacts, device: RdmaDevice) -> PciDevice | None:

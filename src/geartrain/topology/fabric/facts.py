@@ -35,11 +35,6 @@ class PciLink:
         """Raw rate of one direction, before packet headers."""
         return _pci_bytes_per_s(self.transfers_per_s, self.num_lanes)
 
-    @property
-    def max_bytes_per_s(self) -> float:
-        """As above, if the link ran at its best."""
-        return _pci_bytes_per_s(self.max_transfers_per_s, self.max_num_lanes)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciDevice:
@@ -159,6 +154,11 @@ class RdmaPort:
     """Forced for all queue pairs, where the driver offers that; else None."""
     counters: dict[str, int] = field(default_factory=dict)
     """Error and congestion counters that are not zero."""
+
+    @property
+    def routable_gids(self) -> tuple[Gid, ...]:
+        """RoCE v2 addresses that routers pass on."""
+        return tuple(g for g in self.gids if "v2" in g.kind and not g.is_link_local)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
