@@ -102,10 +102,8 @@ def _where(options: AgentOptions, *, has_token: bool) -> tuple[InterfaceChoice, 
         )
         raise ConfigError(msg)
     if address:
-        name = interface_of(address) if _is_numeric(address) else None
-        reason = "was asked for"
-        found = InterfaceChoice(address=address, interface=name or "?", reason=reason)
-        return found, port
+        name, reason = interface_of(address) or "?", "was asked for"
+        return InterfaceChoice(address=address, interface=name, reason=reason), port
     if options.interface is None and not has_token:
         return InterfaceChoice(
             address="127.0.0.1", interface="lo", reason="needs no token"
@@ -136,10 +134,6 @@ def split_address(text: str) -> tuple[str, int]:
         msg = f"--listen {text}: {port!r} is no port; expected 0 to {_MAX_PORT}"
         raise ConfigError(msg)
     return address, int(port or 0)
-
-
-def _is_numeric(address: str) -> bool:
-    return address[:1].isdigit() or ":" in address
 
 
 def _say(agent: LinkAgent, choice: InterfaceChoice, *, as_json: bool) -> None:

@@ -189,8 +189,9 @@ def _probe_hosts(
     limits = ProbeLimits(
         max_bytes=None if options.max_bytes is None else parse_bytes(options.max_bytes)
     )
-    topology = probe_topology(agents, token, labels, _Progress(), limits)
+    # First what may be refused: measuring takes seconds.
     fleet = resolve_fleet(options.fleet_spec, oversubscribe=options.oversubscribe)
+    topology = probe_topology(agents, token, labels, _Progress(), limits)
     return _Measured(fleet=fleet, topology=topology, fabric=read_fabric())
 
 
