@@ -134,11 +134,6 @@ class NetworkLab:
         """
         is_hub = host_index == HUB
         rack_index = None if is_hub else self.spec.rack_of(host_index)
-        if host_index < HUB:
-            msg = (
-                f"no host {host_index}; the network has hosts 0..{self.spec.num_hosts - 1}"
-            )
-            raise ConfigError(msg)
         position = HUB_INDEX if is_hub else host_index
         found = addresses_of(position, self.spec.families)
         return NetworkHost(
