@@ -1,5 +1,6 @@
 """Agents and a probe on the hosts of a network lab."""
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -79,3 +80,22 @@ def true_racks(spec: NetworkSpec) -> list[list[int]]:
     for host in range(spec.num_hosts):
         racks[spec.rack_of(host)].append(host)
     return racks
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def spinners(count: int) -> Iterator[None]:
+    """Keep so many cores busy meanwhile."""
+    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
+    for process in busy:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.join()

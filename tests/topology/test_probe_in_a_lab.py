@@ -1,28 +1,18 @@
 """The probe against a real network of namespaces with shaped links."""
 
-import multiprocessing
-import threading
+import signal
 from collections.abc import Sequence
 
 import pytest
 
-from geartrain.devices.emulation.network import (
-    NetworkLab,
-    NetworkSpec,
-    missing_for_networks,
-    parse_links,
-)
+from geartrain.devices.emulation.network import NetworkLab, NetworkSpec, parse_links
 from geartrain.errors import CommunicationError
 from geartrain.topology.profile import Topology
-from probe_lab import GOODPUT, agents_in, probe, racks_of, true_racks
+from lab_traffic import needs_networks
+from probe_lab import GOODPUT, agents_in, probe, racks_of, spinners, true_racks
 
 ORDER = (4, 1, 6, 3, 0, 5, 7, 2)
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(
-        missing_for_networks() is not None, reason=missing_for_networks() or ""
-    ),
-]
+pytestmark = [pytest.mark.root, needs_networks]
 
 
 def survey(links: str, hosts: Sequence[int] = ORDER) -> tuple[NetworkSpec, Topology]:
@@ -68,22 +58,10 @@ def test_racks_and_rates_of_a_real_network_are_right(links: str) -> None:
     check_rates(spec, topology)
 
 
-def _spin() -> None:
-    while True:
-        pass
-
-
 @pytest.mark.slow
 def test_racks_are_right_while_all_cores_are_busy() -> None:
-    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(2)]
-    for process in busy:
-        process.start()
-    try:
+    with spinners(2):
         spec, topology = survey("2x4:200Mbit:20Mbit")
-    finally:
-        for process in busy:
-            process.kill()
-            process.join()
     assert racks_of(topology, ORDER) == true_racks(spec)
 
 
@@ -100,8 +78,6 @@ def test_an_unreachable_host_is_named() -> None:
 def test_a_frozen_agent_is_named_by_the_deadline() -> None:
     spec = parse_links("1x3:200Mbit:20Mbit")
     with NetworkLab(spec) as lab, agents_in(lab, [0, 1, 2]) as agents:
-        freezer = threading.Timer(0.0, agents[1].send_signal, [19])
-        freezer.start()
-        freezer.join()
+        agents[1].send_signal(signal.SIGSTOP)
         with pytest.raises(CommunicationError, match=rf"{lab.host(1).address}"):
             probe(lab, [0, 1, 2])

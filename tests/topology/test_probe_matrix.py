@@ -5,10 +5,7 @@ One lab takes about half a minute and needs a machine with little else to do:
 """
 
 import logging
-import multiprocessing
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -16,11 +13,11 @@ from geartrain.devices.emulation.network import (
     LinkRate,
     NetworkLab,
     NetworkSpec,
-    missing_for_networks,
     parse_links,
 )
 from geartrain.topology.profile import Topology
-from probe_lab import GOODPUT, agents_in, probe, racks_of, true_racks
+from lab_traffic import needs_networks
+from probe_lab import GOODPUT, agents_in, probe, racks_of, spinners, true_racks
 
 logger = logging.getLogger(__name__)
 
@@ -39,31 +36,7 @@ LABS = {
 }
 REPEATS = 5
 LONGEST_S = 4.0
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        missing_for_networks() is not None, reason=missing_for_networks() or ""
-    ),
-]
-
-
-def _spin() -> None:
-    while True:
-        pass
-
-
-@contextmanager
-def spinners(count: int) -> Iterator[None]:
-    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
-    for process in busy:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.join()
+pytestmark = [pytest.mark.root, pytest.mark.slow, needs_networks]
 
 
 def errors(found: float | None, rates: list[float]) -> float:
