@@ -155,7 +155,6 @@ def train_slowly(rank: int, world_size: int, files: str) -> tuple[float, int]:
     return gap_s, num_steps
 
 
-@pytest.mark.root
 @pytest.mark.slow
 def test_a_device_with_a_twentieth_of_a_core_is_not_taken_for_dead(tmp_path: Path) -> None:
     cgroups = usable_cgroups()
