@@ -60,7 +60,7 @@ def test_quick_run_measures_checks_and_leaves_nothing(tmp_path: Path) -> None:
     assert case["failures"] == []
     # How good it is, the benchmark says; a machine that runs tests is too busy for that.
     assert case["ratio_to_best_ring"] > 0
-    assert isinstance(case["racks_found"], bool)
+    assert case["racks_found"] is True
     assert set(case["uplink_bytes"]) == {"rack0", "rack1"}
     assert min(case["uplink_bytes"].values()) >= case["num_bytes"]
     assert result["labels"] == "emulated"
@@ -82,7 +82,8 @@ def test_other_lab_with_uneven_racks_and_codes(tmp_path: Path) -> None:
     assert all(case["failures"] == [] for case in cases.values())
     assert cases["racks2"]["ratio_to_given_ring"] is not None
     assert cases["racks2"]["stock_hierarchy_s"] is None  # it needs equal racks
-    assert cases["racks2_int8"]["ratio_to_own_exact"] is not None
+    exact, coded = cases["racks2"]["uplink_bytes"], cases["racks2_int8"]["uplink_bytes"]
+    assert all(coded[rack] < 0.4 * exact[rack] for rack in exact)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -15,6 +16,9 @@ from geartrain.errors import CommunicationError
 from local_ranks import run_ranks
 from small_models import ConvNet, images, mean_cross_entropy, plan_of
 from training_jobs import BATCH, Job, flat_parameters, make_adamw, partial_plan
+
+_LOST = r"cpu#1 closed the connection: it died|waiting for cpu#1|lost cpu#1 in the exchange"
+"""Whoever notices first tells it: the heartbeats, a message, or a neighbour."""
 
 
 def killed_at(when: str, is_victim: bool) -> Any:
@@ -71,7 +75,7 @@ def test_survivors_name_the_lost_peer_and_apply_nothing(when: str, plan: Any) ->
 
     assert not results[1]
     for result in (results[0], results[2]):
-        assert "cpu#1" in result["error"]  # found by heartbeats, or by a message
+        assert re.search(_LOST, result["error"])
         assert "The step was not applied" in result["error"]
         assert result["took_s"] < 20  # and not the 300 s of the deadline
         assert result["unchanged"]

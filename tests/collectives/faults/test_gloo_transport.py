@@ -102,6 +102,44 @@ def test_abort_wakes_all_waiters_here_and_there(address: str) -> None:
     assert "receiving 32 bytes from cpu#2" in results[1][1]
 
 
+def abort_half_way(rank: int, world_size: int) -> tuple[float, int]:
+    """The receiver aborts as soon as the first bytes of a long message are there."""
+    transport = make_transport(rank, world_size, timeout_s=1.0)
+    stage = transport.stage("long", range(world_size))
+    if rank == 0:
+        handle = stage.send(torch.ones(2**28, dtype=torch.uint8), 1)
+    else:
+        received = torch.zeros(2**28, dtype=torch.uint8)
+        handle = stage.receive(received, 0)
+        ends_at_s = time.monotonic() + 10.0
+        while received[0] == 0 and time.monotonic() < ends_at_s:
+            threading.Event().wait(0.0001)
+        assert received[0] == 1
+        transport.abort("enough")
+        assert received[-1] == 0
+    started_at_s = time.monotonic()
+    with pytest.raises(CommunicationError, match="epoch 0 is over"):
+        handle.wait()
+    waited_s = time.monotonic() - started_at_s
+    del handle
+    return waited_s, wait_until_dropped()
+
+
+def wait_until_dropped(deadline_s: float = 10.0) -> int:
+    """Groups that are still being dropped after the deadline."""
+    ends_at_s = time.monotonic() + deadline_s
+    dropping = [t for t in threading.enumerate() if t.name == "drop group"]
+    for thread in dropping:
+        thread.join(max(0.0, ends_at_s - time.monotonic()))
+    return sum(thread.is_alive() for thread in dropping)
+
+
+def test_who_waits_for_a_message_that_was_half_way_ends_by_the_outer_limit() -> None:
+    for waited_s, num_dropping in run_ranks(abort_half_way, 2):
+        assert waited_s < 3.0
+        assert num_dropping == 0
+
+
 def talk_to_the_deaf(rank: int, world_size: int, dies: bool) -> list[float]:
     """Rank 2 makes the stage and never talks: pairs with it are never connected."""
     transport = make_transport(rank, world_size, full_mesh_up_to=1)

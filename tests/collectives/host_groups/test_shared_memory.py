@@ -230,6 +230,30 @@ def test_abort_by_one_wakes_the_others() -> None:
     assert "aborted" in message
 
 
+def _stop_after_a_death(rank: int, world_size: int) -> str:
+    group = SharedMemoryGroup(meeting(rank, world_size), only_host=True)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.set("about to die", "")
+        os.kill(os.getpid(), 9)
+    store.wait(["about to die"])
+    group.abort()  # as who heard of it from the network does
+    message = ""
+    deadline_at_s = time.monotonic() + 10
+    # The kernel lets go of what the dead one held when its last thread has gone.
+    while "lost" not in message and time.monotonic() < deadline_at_s:
+        with pytest.raises(CommunicationError) as caught:
+            group.open(torch.zeros(10), [(0, 10)])
+        message = str(caught.value)
+    return message
+
+
+def test_who_died_is_named_also_where_the_end_was_only_asked_for() -> None:
+    message = run_ranks(_stop_after_a_death, 2, may_die=[1])[0]
+
+    assert "lost process 1 in the exchange" in message
+
+
 def _wait_in_vain(rank: int, world_size: int) -> str:
     group = SharedMemoryGroup(
         dataclasses.replace(meeting(rank, world_size), timeout_s=0.2), only_host=True

@@ -13,6 +13,8 @@ import weakref
 from typing import Protocol
 
 _LIMIT_S = 2.0
+"""Who is woken needs milliseconds. A thread that Gloo forgot stays there until long after
+the process has gone, and does no harm then: only returning does."""
 
 
 class Ending(Protocol):
@@ -36,7 +38,7 @@ def end_at_exit(ending: Ending) -> None:
 
 
 def start_guarded(thread: threading.Thread) -> None:
-    """Start a daemon thread that is waited for, for a few seconds, at exit."""
+    """Start a daemon thread that is waited for, up to two seconds in all, at exit."""
     with _lock:
         _threads.add(thread)
     thread.start()

@@ -71,7 +71,10 @@ class GlooGroup:
         return work
 
     def cut(self) -> None:
-        """Shut its connections down: whoever waits on them, here or there, wakes up."""
+        """Shut its connections down, which wakes those that wait on them, here and there.
+
+        Save for a message that was half way, see ``sockets``.
+        """
         cut(self.own, self.peers)
 
     def release(self) -> None:

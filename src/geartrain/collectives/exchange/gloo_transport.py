@@ -118,9 +118,10 @@ class GlooTransport:
         return self._built(stage)
 
     def abort(self, reason: str) -> None:
-        """End this epoch: cut its sockets, which wakes all that wait on them.
+        """End this epoch: cut its sockets, which wakes those that wait on them.
 
-        Safe from any thread and at any time; the first reason stays.
+        Who waits for a message that was half way is kept by Gloo until ``timeout_s``. Safe
+        from any thread and at any time; the first reason stays.
         """
         with self._changed:
             if self._over is not None:

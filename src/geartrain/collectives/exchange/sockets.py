@@ -5,6 +5,11 @@ does, within milliseconds. Gloo does not tell which those are, but a device list
 port of its own, and each of its connections has that port, or the port that the peer's
 device listens on, at one end. So the ports that a group's members listen on name its
 connections exactly, and no other socket of the process can be meant.
+
+One wait is not woken: that for a message of which a part has been written or read. Gloo
+(``Pair::signalException``, the version in torch 2.13) tells the buffers of messages that
+have not begun, and forgets the one that it is at. Only the deadline of its own wait ends
+it, so every call into Gloo has one, and nobody else may wait for a thread in Gloo.
 """
 
 from __future__ import annotations

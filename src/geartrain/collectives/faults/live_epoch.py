@@ -38,7 +38,7 @@ class LiveEpoch:
     """Satisfies the transport's ``Watcher`` and the pulse's ``Listener``.
 
     It ends once, whoever begins: all members are told, then the sockets are cut, which
-    wakes every waiting thread here and there.
+    wakes the threads that wait on them here and there, and ``on_end`` fails the rest.
 
     Args:
         store: Shared by all members.

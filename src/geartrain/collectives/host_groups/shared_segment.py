@@ -177,13 +177,23 @@ class SharedSegment:
 
     def _raise_aborted(self) -> None:
         value = self.words.read(_ABORT_WORD)
-        if value in {0, _BY_REQUEST}:
-            msg = "the exchange among the processes of this host was aborted"
-        else:
-            lost = self._names[value - 1]
+        lost = self._lost() if value in {0, _BY_REQUEST} else self._names[value - 1]
+        if lost:
             msg = f"lost {lost} in the exchange among the processes of this host"
+        else:
+            msg = "the exchange among the processes of this host was aborted"
         msg += "; the step was not applied. Look at the workers' logs"
         raise CommunicationError(msg)
+
+    def _lost(self) -> str:
+        """Who has died; a member may have heard of it elsewhere and only said stop."""
+        if self._is_closed:
+            return ""  # the locks can't be asked any more
+        return ", ".join(
+            self._names[member]
+            for member in range(self.num_members)
+            if not self._is_alive(member) and not self._has_left(member)
+        )
 
     def _lead(self, meeting: Meeting, num_bytes: int, patience: Patience) -> None:
         descriptor = os.memfd_create(
