@@ -142,7 +142,7 @@ def _die_in_the_middle(rank: int, world_size: int, book: ScheduleBook) -> tuple[
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     began_at_s = time.monotonic()
-    pending = []
+    pending: list[PendingExchange] = []
     with contextlib.suppress(CommunicationError):  # the loss may be known already
         pending.extend(member.all_reduce(torch.ones(10**6)) for _ in range(4))
     for sent in pending:
