@@ -171,7 +171,9 @@ class MemoryTransport:
     num_members: int
     epoch: int = 0
 
-    def stage(self, name: str, members: Sequence[int]) -> MemoryStage:
+    def stage(
+        self, name: str, members: Sequence[int], *, shares_links: bool = False
+    ) -> MemoryStage:
         return MemoryStage(self.network, name, tuple(members), self.me)
 
 

@@ -18,6 +18,7 @@ from collectives.exchange.memory_network import one_size, racks_of
 from geartrain.collectives.codecs.registry import make_codec
 from geartrain.collectives.exchange.gloo_transport import GlooTransport
 from geartrain.collectives.exchange.membership import Membership
+from geartrain.collectives.exchange.pending_exchange import PendingExchange
 from geartrain.collectives.exchange.scheduled_collective import (
     ExchangeSettings,
     ScheduledCollective,

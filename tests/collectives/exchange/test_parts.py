@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -196,6 +198,44 @@ def test_no_more_chunks_are_begun_than_may_be_in_flight() -> None:
 
     assert pipeline.join(5)
     assert errors == []
+
+
+def test_after_a_pause_few_chunks_are_begun_and_each_that_ends_allows_one_more() -> None:
+    pipeline = Pipeline(("first", "second"), max_in_flight=3, first_in_flight=1)
+    counts: queue.SimpleQueue[int] = queue.SimpleQueue()
+    turns = threading.Semaphore(0)
+    begun, ended = [0], [0]
+
+    def begin() -> None:
+        begun[0] += 1
+        counts.put(begun[0] - ended[0])
+
+    def end() -> None:
+        assert turns.acquire(timeout=5)
+        ended[0] += 1
+
+    def in_flight_at_most(num_begun: int) -> int:
+        return max(counts.get(timeout=5) for _ in range(num_begun))
+
+    pipeline.start()
+    for _ in range(2):  # the second time after a pause
+        begun[0] = ended[0] = 0
+        for _ in range(8):
+            pipeline.put(Job(steps=[begin, end], fail=lambda *_: None))
+        assert in_flight_at_most(1) == 1
+        turns.release()
+        assert in_flight_at_most(2) == 2
+        turns.release()
+        assert in_flight_at_most(2) == 3
+        for _ in range(6):
+            turns.release()
+        assert in_flight_at_most(3) <= 3
+        deadline_at_s = time.monotonic() + 5
+        while pipeline.num_in_flight and time.monotonic() < deadline_at_s:
+            time.sleep(0.001)
+    pipeline.stop()
+
+    assert pipeline.join(5)
 
 
 @pytest.mark.parametrize("is_alone", [True, False])

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from geartrain.collectives.exchange.sockets import Endpoint, cut, open_listening
+from geartrain.collectives.exchange.sockets import (
+    Endpoint,
+    cut,
+    open_listening,
+    share_links,
+)
 from geartrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,6 +81,10 @@ class GlooGroup:
         Save for a message that was half way, see ``sockets``.
         """
         cut(self.own, self.peers)
+
+    def share_links(self) -> None:
+        """Suit its connections to links that several of them fill at once."""
+        share_links(self.own, self.peers)
 
     def release(self) -> None:
         """Let Gloo's threads and sockets go; may block until its last wait ends."""

@@ -27,9 +27,15 @@ class GlooStage:
     """Satisfies ``StageGroup``; one thread uses it."""
 
     def __init__(
-        self, transport: GlooTransport, name: str, members: tuple[int, ...]
+        self,
+        transport: GlooTransport,
+        name: str,
+        members: tuple[int, ...],
+        *,
+        shares_links: bool = False,
     ) -> None:
         self.name = name
+        self.shares_links = shares_links
         self.members = members
         self.group: GlooGroup | None = None
         self.error: Exception | None = None
@@ -43,6 +49,11 @@ class GlooStage:
         """Hand the group over to whoever ends it."""
         group, self.group = self.group, None
         return group
+
+    def tune(self, group: GlooGroup) -> None:
+        """Suit the connections that the group has by now to what they carry."""
+        if self.shares_links:
+            group.share_links()
 
     def send(self, tensor: torch.Tensor, to_member: int) -> GlooHandle:
         """Start sending a contiguous host tensor; it stays untouched until waited for."""
@@ -108,6 +119,7 @@ class GlooStage:
             work = start(group)
             if len(waited_for) > 1:  # a ring connects while it is waited for
                 work.wait(timedelta(seconds=self._transport.timeout_s))
+            self.tune(group)
             return work
 
         contact = self._contacts.setdefault(waited_for, FirstContact())

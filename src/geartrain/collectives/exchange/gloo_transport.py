@@ -87,7 +87,9 @@ class GlooTransport:
         """Why this epoch is over; None while it is not."""
         return self._over
 
-    def stage(self, name: str, members: Sequence[int]) -> GlooStage:
+    def stage(
+        self, name: str, members: Sequence[int], *, shares_links: bool = False
+    ) -> GlooStage:
         """The stage of that name among these members, in this order; made once.
 
         All its members must ask for it; several threads may ask for several.
@@ -105,7 +107,8 @@ class GlooTransport:
             self._check()
             stage = self._stages.get(name)
             if stage is None:
-                stage = self._stages[name] = GlooStage(self, name, wanted)
+                stage = GlooStage(self, name, wanted, shares_links=shares_links)
+                self._stages[name] = stage
                 # In a thread of its own, since Gloo can't be told to give up.
                 start_guarded(
                     threading.Thread(
@@ -154,6 +157,7 @@ class GlooTransport:
                 within=f"{stage.name}/",
             )
             group = build_group(store, index, size, self._settings)
+            stage.tune(group)
         except (RuntimeError, ConnectionError, CommunicationError) as error:
             with self._changed:
                 # Its traceback would keep the half-made group's sockets open.

@@ -23,6 +23,7 @@ RACK_IN, ACROSS_OUT, ACROSS_BACK, RACK_OUT, RING = (
     "rack-out",
     "ring",
 )
+_SHARE_UPLINKS = (ACROSS_OUT, ACROSS_BACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,9 @@ class LinkTable:
             if self.transport.me in members and len(members) > 1:
                 key = (name, members)
                 if key not in self._groups:
-                    self._groups[key] = self.transport.stage(_full_name(*key), members)
+                    self._groups[key] = self.transport.stage(
+                        _full_name(*key), members, shares_links=name in _SHARE_UPLINKS
+                    )
 
     def links(self, schedule: CommSchedule, place: Place) -> Links:
         """The stages of one schedule."""

@@ -33,6 +33,9 @@ class Job:
 class Pipeline:
     """A thread a stage, joined by queues.
 
+    The first jobs after a pause are begun one by one as others end: all at once they would
+    fill the hosts' own links, and what is to cross the slow links would queue behind that.
+
     A step may block, but only for as long as what it waits for has a deadline. After the
     first failure no further step is begun. A short job that finds nothing in flight stays
     in the first thread, for each change of threads costs a busy machine milliseconds.
@@ -40,14 +43,22 @@ class Pipeline:
     Args:
         stage_names: Names of the threads, in order.
         max_in_flight: Jobs begun and not ended; bounds the memory of receive buffers.
+        first_in_flight: The same after a pause; each job that ends allows one more.
     """
 
-    def __init__(self, stage_names: Sequence[str], max_in_flight: int) -> None:
+    def __init__(
+        self,
+        stage_names: Sequence[str],
+        max_in_flight: int,
+        first_in_flight: int | None = None,
+    ) -> None:
         self.stage_names = tuple(stage_names)
         self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in stage_names]
-        self._room = threading.Semaphore(max_in_flight)
         self._over = threading.Event()
-        self._lock = threading.Lock()
+        self._room = threading.Condition()
+        self._first = min(first_in_flight or max_in_flight, max_in_flight)
+        self._most = max_in_flight
+        self._allowed = self._first
         self._in_flight = 0
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=name, daemon=True)
@@ -74,6 +85,11 @@ class Pipeline:
         self._queues[0].put(job)
 
     @property
+    def num_in_flight(self) -> int:
+        """Jobs begun and not ended."""
+        return self._in_flight
+
+    @property
     def is_over(self) -> bool:
         """Whether it was stopped or a step failed."""
         return self._over.is_set()
@@ -81,7 +97,8 @@ class Pipeline:
     def stop(self) -> None:
         """Begin no further step; the threads end when what they wait for ends."""
         self._over.set()
-        self._room.release()
+        with self._room:
+            self._room.notify_all()
         for queue in self._queues:
             queue.put(None)
 
@@ -106,9 +123,8 @@ class Pipeline:
             job = queue.get()
             if job is None or self._over.is_set():
                 return
-            if index == 0:
-                self._room.acquire()
-            here = self._stages_here(job, index)
+            is_alone = self._begin() if index == 0 else False
+            here = self._stages_here(job, index, is_alone=is_alone)
             if not all(self._run(job, stage) for stage in here):
                 return
             if here.stop == len(self._queues):
@@ -117,19 +133,28 @@ class Pipeline:
                 self._queues[index + 1].put(job)
             del job  # frees its buffers while this thread waits for the next
 
-    def _stages_here(self, job: Job, index: int) -> range:
+    def _stages_here(self, job: Job, index: int, *, is_alone: bool) -> range:
         """The stages that this thread carries out: one, or all where nobody is busy."""
-        if index > 0:
-            return range(index, index + 1)
-        with self._lock:
-            is_alone = self._in_flight == 0
+        if job.is_short and is_alone:
+            return range(len(self._queues))
+        return range(index, index + 1)
+
+    def _begin(self) -> bool:
+        """Wait until there is room for one more; whether nothing else is in flight."""
+        with self._room:
+            self._room.wait_for(
+                lambda: self._in_flight < self._allowed or self._over.is_set()
+            )
             self._in_flight += 1
-        return range(len(self._queues) if job.is_short and is_alone else 1)
+            return self._in_flight == 1
 
     def _end(self) -> None:
-        with self._lock:
+        with self._room:
             self._in_flight -= 1
-        self._room.release()
+            self._allowed = min(self._allowed + 1, self._most)
+            if self._in_flight == 0 and self._queues[0].empty():
+                self._allowed = self._first
+            self._room.notify_all()
 
     def _run(self, job: Job, index: int) -> bool:
         if self._over.is_set():

@@ -55,11 +55,14 @@ class Transport(Protocol):
     def num_members(self) -> int:
         """Processes that take part."""
 
-    def stage(self, name: str, members: Sequence[int]) -> StageGroup:
+    def stage(
+        self, name: str, members: Sequence[int], *, shares_links: bool = False
+    ) -> StageGroup:
         """The stage of that name among these members, in this order; made once.
 
         All its members must ask for it. ``send`` and ``receive`` take positions among
-        all members, not indices into ``members``.
+        all members, not indices into ``members``. ``shares_links`` tells that messages of
+        several members go through the same link at once.
 
         Raises:
             CommunicationError: If it could not be made within the build deadline.

