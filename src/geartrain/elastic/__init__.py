@@ -1,0 +1,1 @@
+"""Membership that changes while training runs: who takes part, and what is committed."""
