@@ -12,7 +12,8 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from geartrain.errors import CommunicationError
+from geartrain.checkpoint.ranges import StateRange
+from geartrain.errors import CommunicationError, GeartrainError
 
 PROTOCOL_VERSION = 1
 LINE_LIMIT_BYTES = 4 << 20
@@ -26,18 +27,7 @@ LineageHash = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16,64})?$")]
 """Hash chain over the committed steps; empty for who holds no state."""
 
 
-class StateRange(
-    msgspec.Struct, frozen=True, array_like=True, order=True, forbid_unknown_fields=True
-):
-    """Elements ``start`` (included) to ``stop`` (excluded) of a flattened tensor."""
-
-    name: Name
-    """Of the parameter or optimizer tensor; ``*`` for the whole state."""
-    start: Count
-    stop: Count
-
-
-WHOLE_STATE = StateRange("*", 0, 1)
+WHOLE_STATE = StateRange(name="*", start=0, stop=1)
 """What a data-parallel replica holds: everything, whatever the tensors are called."""
 
 
@@ -356,24 +346,6 @@ def decode_from_coordinator(line: bytes) -> CoordinatorMessage:
     return _decode(_from_coordinator, line)
 
 
-def split_lines(received: bytearray) -> list[bytes]:
-    """Take all whole lines off the front of what was received, without their ends.
-
-    Raises:
-        CommunicationError: If a line is longer than any message.
-
-    >>> buffer = bytearray(b"one" + bytes([10]) + b"tw")
-    >>> split_lines(buffer), buffer
-    ([b'one'], bytearray(b'tw'))
-    """
-    *lines, rest = bytes(received).split(b"\n") if b"\n" in received else (received,)
-    for line in (*lines, rest):
-        _check_length(len(line))
-    if lines:
-        del received[: len(received) - len(rest)]
-    return list(lines)
-
-
 def _check_length(num_bytes: int) -> None:
     if num_bytes > LINE_LIMIT_BYTES:
         msg = (
@@ -386,7 +358,7 @@ def _check_length(num_bytes: int) -> None:
 def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
     try:
         return decoder.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, GeartrainError) as error:
         start = line[:80].decode(errors="replace")
         msg = (
             f"a message that is not understood ({error}): {start!r}; use the same "
