@@ -7,6 +7,7 @@ is not imported: the agent that writes chunks does without.
 
 from __future__ import annotations
 
+import logging
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from typing import Protocol
 from blake3 import blake3
 
 from geartrain.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 MAX_CHUNK_BYTES = 4 * 2**20
 """Large enough that opening a file costs little beside writing it, small enough that a
@@ -78,7 +81,27 @@ class StoredObject:
     """Unix time at which it was written, or last found to be there already."""
 
 
-class ObjectStore(Protocol):
+class ObjectSink(Protocol):
+    """Where objects are written to."""
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        """Write an object whole or not at all; False where it was there already.
+
+        One that was there counts as used now: its age begins anew, where the store can
+        do that, so that nobody collects it as garbage meanwhile.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Return when all that was put survives a power cut."""
+        ...
+
+    def publish_pointer(self, manifest_name: str) -> None:
+        """Replace ``LATEST`` in one step, durably."""
+        ...
+
+
+class ObjectStore(ObjectSink, Protocol):
     """Where objects lie: a directory (tier 2), or anything that fsspec reaches (tier 3).
 
     Names are relative, with ``/``: ``objects/ab/<chunk id>``, ``manifests/<...>.json``.
@@ -89,14 +112,6 @@ class ObjectStore(Protocol):
     @property
     def label(self) -> str:
         """Where it is, for a person: a path or a URL without secrets."""
-        ...
-
-    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
-        """Write an object whole or not at all; False where it was there already.
-
-        One that was there counts as used now: its age begins anew, where the store can
-        do that, so that nobody collects it as garbage meanwhile.
-        """
         ...
 
     def get(self, name: str) -> bytes:
@@ -113,14 +128,6 @@ class ObjectStore(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove an object; one that is not there is no error."""
-        ...
-
-    def sync(self) -> None:
-        """Return when all that was put survives a power cut."""
-        ...
-
-    def publish_pointer(self, manifest_name: str) -> None:
-        """Replace ``LATEST`` in one step, durably."""
         ...
 
     def read_pointer(self) -> str | None:
@@ -173,6 +180,8 @@ def read_chunk(stores: Sequence[ObjectStore], chunk_id: str, facts: ChunkFacts) 
             continue
         damage = find_damage(data, chunk_id, facts)
         if damage is None:
+            if problems:
+                logger.warning("Took a chunk from %s: %s", store.label, "; ".join(problems))
             return data
         problems.append(f"{store.label}/{object_name(chunk_id)} is damaged: {damage}")
     msg = (
