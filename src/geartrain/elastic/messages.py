@@ -54,6 +54,9 @@ class Join(_OfState, tag="join", frozen=True, kw_only=True):
     host_id: Name
     place: Count = 0
     """Sorts the members of an epoch, before ``member_id``; the rank of the first launch."""
+    recent: Annotated[tuple[LineageHash, ...], msgspec.Meta(max_length=1024)] = ()
+    """Lineages of the steps before ``step``, the latest last: proof of commits that a
+    journal lost with its host. The last 64 are plenty."""
     voted_step: Count = 0
     """Of its vote that has not been answered; 0 for none."""
     voted_lineage: LineageHash = ""
@@ -358,7 +361,7 @@ def _check_length(num_bytes: int) -> None:
 def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, GeartrainError) as error:
+    except (msgspec.DecodeError, GeartrainError, RecursionError) as error:
         start = line[:80].decode(errors="replace")
         msg = (
             f"a message that is not understood ({error}): {start!r}; use the same "
