@@ -80,7 +80,7 @@ def needed_objects(store: ObjectStore) -> set[str]:
 
 
 def remove_version(store: ObjectStore, name: str) -> None:
-    """Remove a manifest; its chunks go with the next collection, where nobody else has them.
+    """Remove a manifest; chunks that only it names go with the next collection.
 
     Raises:
         CheckpointError: If it is the one that the pointer names, or the store fails.
