@@ -144,7 +144,11 @@ class StateManifest:
             )
             raise CheckpointError(msg)
         for part in ("structure", "extras", "config"):
-            _check_json(getattr(self, part), part)
+            try:
+                _check_json(getattr(self, part), part)
+            except RecursionError as error:
+                msg = f"{part} is nested too deeply for a manifest; flatten it"
+                raise CheckpointError(msg) from error
         check_tiling(
             (piece.range for piece in self.pieces),
             {name: facts.num_elements for name, facts in self.tensors.items()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -211,6 +211,17 @@ class StateReader:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+
+    def read_spans(self, spans: Iterable[ChunkSpan]) -> Iterator[bytes]:
+        """Read bytes of chunks one after the other, such as those of a log segment.
+
+        Raises:
+            CheckpointError: If a chunk is undamaged in no store.
+        """
+        for span in spans:
+            facts = self._manifest.chunks[span.chunk_id]
+            data = read_chunk(self._stores, span.chunk_id, facts)
+            yield data[span.start_byte : span.stop_byte]
 
     def _plan(
         self,
