@@ -142,7 +142,8 @@ def _due_kind(
 
 def _last(saves: list[Save], begun: Moment) -> Moment:
     moments = [Moment(step=save.step, clock_s=save.clock_s) for save in saves]
-    return max([begun, *moments], key=lambda moment: moment.clock_s)
+    # Of equal times the later entry: max takes the first that it meets.
+    return max([*reversed(moments), begun], key=lambda moment: moment.clock_s)
 
 
 def _is_due(interval: SaveInterval, last: Moment, now: Moment) -> bool:
