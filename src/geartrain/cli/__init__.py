@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from geartrain.cli import bench, emulate, plan, probe, report, run
+from geartrain.cli import bench, chaos, emulate, plan, probe, report, run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,3 +19,4 @@ main.add_command(run.run)
 main.add_command(report.report)
 main.add_command(emulate.emulate)
 main.add_command(bench.bench)
+main.add_command(chaos.chaos)
