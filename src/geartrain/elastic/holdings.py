@@ -34,7 +34,7 @@ class Need:
     host_id: str
     ranges: Ranges
     from_step: int = -1
-    """What it has of the same history; see :class:`~geartrain.elastic.messages.Transfer`."""
+    """What it has of the same history, as in :class:`Transfer`."""
 
 
 def add_ranges(ranges: Iterable[StateRange], more: Iterable[StateRange]) -> Ranges:

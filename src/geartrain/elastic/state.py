@@ -54,7 +54,8 @@ class Peer:
     activity: Literal["step", "waiting", "away"] = "step"
     main_epoch: int = 0
     """That its main loop has taken up."""
-    pace: Pace = Pace()
+    taken_up_at_s: float = 0.0
+    pace: Pace = field(default_factory=Pace)
     admitted_at_s: float = 0.0
     """Not before; later than now for who failed often of late."""
     eligible_at_s: float | None = None
