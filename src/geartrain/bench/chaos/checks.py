@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,9 +53,9 @@ def check_one_state(evidence: Evidence) -> CheckResult:
     by_step = evidence.commits_by_step()
     for step, commits in by_step.items():
         states: dict[str, list[str]] = {}
-        for testimony, commit in commits:
+        for statement, commit in commits:
             if commit.digest is not None:
-                states.setdefault(commit.digest, []).append(testimony.device_id)
+                states.setdefault(commit.digest, []).append(statement.device_id)
         num_compared += sum(map(len, states.values())) > 1
         if len(states) > 1:
             groups = "; ".join(f"{d[:8]} on {', '.join(w)}" for d, w in states.items())
@@ -88,16 +88,16 @@ def check_samples(evidence: Evidence) -> CheckResult:
 def check_steps_forward(evidence: Evidence) -> CheckResult:
     """Each member's steps rise by one, unless it loaded a state or was given one."""
     faults = []
-    for testimony in evidence.testimonies:
+    for statement in evidence.statements:
         expected: int | None = None
-        for record in testimony.records:
+        for record in statement.records:
             if isinstance(record, Restore):
                 expected = record.step + 1
             if not isinstance(record, Commit):
                 continue
             if expected is not None and record.step != expected:
                 faults.append(
-                    f"{testimony.name}: step {record.step} came where {expected} was next"
+                    f"{statement.name}: step {record.step} came where {expected} was next"
                 )
             expected = record.step + 1
     steps = sorted(evidence.commits_by_step())
@@ -165,9 +165,9 @@ def check_pauses(evidence: Evidence) -> CheckResult:
 def check_weights(evidence: Evidence) -> CheckResult:
     """The final weights are those of the same training to which nothing happened."""
     name, reference = "weights", evidence.reference
-    if reference.testimony is None:
+    if reference.statement is None:
         return CheckResult(name=name, status="skipped", summary=reference.why_not)
-    expected = _states(reference.testimony.commits)
+    expected = _states(reference.statement.commits)
     found = _states(
         [c for commits in evidence.commits_by_step().values() for _, c in commits]
     )
@@ -244,8 +244,13 @@ def _judge_close(name: str, evidence: Evidence, figures: dict[str, Figure]) -> C
     return _result(name, [] if is_close else [text], text, figures)
 
 
-def _states(commits: list[Commit] | tuple[Commit, ...]) -> dict[int, str]:
-    return {c.step: c.digest for c in commits if c.digest is not None}
+def _states(commits: Iterable[Commit]) -> dict[int, set[str]]:
+    """The states that anybody had after each step: one, as it should be."""
+    found: dict[int, set[str]] = {}
+    for commit in commits:
+        if commit.digest is not None:
+            found.setdefault(commit.step, set()).add(commit.digest)
+    return found
 
 
 def _result(

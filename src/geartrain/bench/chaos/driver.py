@@ -130,10 +130,10 @@ class Driver:
             return
         self._looked_at_s = now_s
         self.witnesses.poll()
-        testimonies = self.witnesses.testimonies()
-        self._num_hellos = len(testimonies)
-        for testimony in testimonies:
-            device_id, process_id = testimony.device_id, testimony.hello.pid
+        statements = self.witnesses.statements()
+        self._num_hellos = len(statements)
+        for statement in statements:
+            device_id, process_id = statement.device_id, statement.hello.pid
             if self.scene.worker_ids.get(device_id) != process_id:
                 self.scene.worker_ids[device_id] = process_id
                 self._taken.discard(device_id)
@@ -239,8 +239,8 @@ class Driver:
 def calm_step_s(witnesses: WitnessFolder) -> float:
     """Median time between commits so far, the first ones left out."""
     times: dict[int, float] = {}
-    for testimony in witnesses.testimonies():
-        for commit in testimony.commits:
+    for statement in witnesses.statements():
+        for commit in statement.commits:
             times[commit.step] = min(commit.at_s, times.get(commit.step, commit.at_s))
     return median_gap_s([times[step] for step in sorted(times)][2:])
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from geartrain.bench.chaos.kinds import KINDS
 from geartrain.bench.chaos.schedule import Fault
-from geartrain.bench.chaos.witness_log import Commit, Testimony
+from geartrain.bench.chaos.witness_log import Commit, Statement
 from geartrain.telemetry import RunEvent, StepRecord
 
 
@@ -63,7 +63,7 @@ class Ending:
 class Reference:
     """The same training to which nothing happens."""
 
-    testimony: Testimony | None
+    statement: Statement | None
     why_not: str = ""
     """Where there is none."""
     needs_same_bits: bool = False
@@ -85,7 +85,7 @@ class Evidence:
     calm_step_s: float
     """Median time between commits before the first fault."""
     deeds: tuple[Deed, ...]
-    testimonies: tuple[Testimony, ...]
+    statements: tuple[Statement, ...]
     records: tuple[StepRecord, ...]
     events: tuple[RunEvent, ...]
     ending: Ending
@@ -96,12 +96,12 @@ class Evidence:
     """Takes the place of every kind's own limit."""
     can_rejoin: bool = False
 
-    def commits_by_step(self) -> dict[int, list[tuple[Testimony, Commit]]]:
+    def commits_by_step(self) -> dict[int, list[tuple[Statement, Commit]]]:
         """Who has each step, in order of steps."""
-        found: dict[int, list[tuple[Testimony, Commit]]] = {}
-        for testimony in self.testimonies:
-            for commit in testimony.commits:
-                found.setdefault(commit.step, []).append((testimony, commit))
+        found: dict[int, list[tuple[Statement, Commit]]] = {}
+        for statement in self.statements:
+            for commit in statement.commits:
+                found.setdefault(commit.step, []).append((statement, commit))
         return dict(sorted(found.items()))
 
     def commit_times(self) -> dict[int, float]:

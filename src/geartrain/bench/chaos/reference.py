@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from geartrain.bench.chaos.evidence import Reference
 from geartrain.bench.chaos.run_process import marked
-from geartrain.bench.chaos.witness_log import Testimony, read_testimonies
+from geartrain.bench.chaos.witness_log import Statement, read_statements
 
 RUNNER = Path(__file__).with_name("witnessed_script.py")
 """Runs a script with a witness; imported by workers only, since it loads torch."""
@@ -28,7 +28,7 @@ class ReferenceSettings:
     script: Path
     arguments: tuple[str, ...]
     folder: Path
-    """For its testimony."""
+    """For its statement."""
     mark: str
     timeout_s: float
     needs_same_bits: bool
@@ -52,10 +52,10 @@ def train_reference(
         weights_of_run: Files with the run's final weights, of any member.
     """
     problem = _train(settings, num_steps)
-    testimonies = read_testimonies(settings.folder) if settings.folder.is_dir() else ()
-    if not testimonies:
+    statements = read_statements(settings.folder) if settings.folder.is_dir() else ()
+    if not statements:
         return Reference(
-            testimony=None,
+            statement=None,
             why_not=f"the reference did not train: {problem or 'no session'}",
         )
     found = sorted(settings.folder.glob("*.safetensors"))
@@ -63,17 +63,17 @@ def train_reference(
     if found and weights_of_run:
         difference = relative_difference(weights_of_run[0], found[0])
     return Reference(
-        testimony=max(testimonies, key=lambda t: len(t.commits)),
+        statement=max(statements, key=lambda t: len(t.commits)),
         needs_same_bits=settings.needs_same_bits,
         relative_difference=difference,
         tolerance=settings.tolerance,
     )
 
 
-def final_weights(folder: Path, testimonies: Sequence[Testimony]) -> list[Path]:
+def final_weights(folder: Path, statements: Sequence[Statement]) -> list[Path]:
     """Weights that members saved who were there until the last step."""
-    last = max((t.goodbye.step for t in testimonies if t.goodbye is not None), default=0)
-    names = [t.name for t in testimonies if t.goodbye and t.goodbye.step == last]
+    last = max((t.goodbye.step for t in statements if t.goodbye is not None), default=0)
+    names = [t.name for t in statements if t.goodbye and t.goodbye.step == last]
     files = [folder / f"{name}.safetensors" for name in names]
     return [file for file in files if file.exists()]
 

@@ -39,7 +39,7 @@ from geartrain.bench.chaos.schedule import (
 from geartrain.bench.chaos.settings import ChaosOptions
 from geartrain.bench.chaos.sum_up import sum_up
 from geartrain.bench.chaos.trace import ReplaySettings, parse_trace, replay
-from geartrain.bench.chaos.witness_log import WitnessFolder, read_testimonies
+from geartrain.bench.chaos.witness_log import WitnessFolder, read_statements
 from geartrain.devices.emulation.network import NetworkSpec, parse_links
 from geartrain.devices.profile import Fleet
 from geartrain.launch.run_directory import order_fleet
@@ -233,17 +233,17 @@ def _make_driver(plan: _Plan, run: RunProcess, say: Say) -> Driver:
 
 
 def _gather(plan: _Plan, driver: Driver, ending: Ending, say: Say) -> Evidence:
-    testimonies = read_testimonies(plan.witness_dir)
-    ids = [testimony.hello.pid for testimony in testimonies]
+    statements = read_statements(plan.witness_dir)
+    ids = [statement.hello.pid for statement in statements]
     leftovers = find_leftovers(plan.mark, driver.scene.launcher_id, ids)
     records, events = _read_log(plan.run_dir)
-    num_steps = max((c.step for t in testimonies for c in t.commits), default=0)
+    num_steps = max((c.step for t in statements for c in t.commits), default=0)
     deeds = tuple(driver.deeds)
-    reference = Reference(testimony=None, why_not="no reference was wanted")
+    reference = Reference(statement=None, why_not="no reference was wanted")
     if plan.options.with_reference and num_steps:
         say(f"training {num_steps} steps without faults")
         settings = _reference_settings(plan, deeds)
-        weights = final_weights(plan.witness_dir, testimonies)
+        weights = final_weights(plan.witness_dir, statements)
         started_at_s = time.monotonic()
         reference = train_reference(settings, num_steps, weights)
         say(f"that took {format_seconds(time.monotonic() - started_at_s)}")
@@ -254,7 +254,7 @@ def _gather(plan: _Plan, driver: Driver, ending: Ending, say: Say) -> Evidence:
         ended_at_s=driver.ended_at_s,
         calm_step_s=driver.calm_step_s,
         deeds=deeds,
-        testimonies=testimonies,
+        statements=statements,
         records=records,
         events=events,
         ending=ending,

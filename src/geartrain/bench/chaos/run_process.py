@@ -189,7 +189,8 @@ def _command(settings: RunSettings) -> list[str]:
 
 def marked(mark: str, argv: Sequence[str]) -> list[str]:
     """A command line whose processes all have the mark in their environment."""
-    return ["env", f"{MARK_VARIABLE}={mark}", *argv]
+    # On one thread, as emulated devices are: a small model gains nothing by more.
+    return ["env", f"{MARK_VARIABLE}={mark}", "OMP_NUM_THREADS=1", *argv]
 
 
 def _placed(settings: RunSettings) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from geartrain.bench.chaos.evidence import Evidence
-from geartrain.bench.chaos.witness_log import Commit, Testimony, Work
+from geartrain.bench.chaos.witness_log import Commit, Statement, Work
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ def find_sample_faults(evidence: Evidence) -> SampleFindings:
     their part and the commit.
     """
     findings = SampleFindings()
-    works = _works_by_step(evidence.testimonies)
+    works = _works_by_step(evidence.statements)
     if not works:
         findings.why_not = "the script changes its batches, so that shares are not known"
         return findings
@@ -52,12 +52,12 @@ def find_sample_faults(evidence: Evidence) -> SampleFindings:
     return findings
 
 
-def _works_by_step(testimonies: tuple[Testimony, ...]) -> dict[int, list[tuple[str, Work]]]:
+def _works_by_step(statements: tuple[Statement, ...]) -> dict[int, list[tuple[str, Work]]]:
     """Who began which share of the step after so many: the last under each plan."""
     found: dict[int, dict[tuple[str, str], Work]] = {}
-    for testimony in testimonies:
-        for work in testimony.works:
-            found.setdefault(work.step, {})[testimony.name, work.plan] = work
+    for statement in statements:
+        for work in statement.works:
+            found.setdefault(work.step, {})[statement.name, work.plan] = work
     return {
         step: [(name, work) for (name, _), work in works.items()]
         for step, works in found.items()
@@ -66,7 +66,7 @@ def _works_by_step(testimonies: tuple[Testimony, ...]) -> dict[int, list[tuple[s
 
 def _shares_of(
     step: int,
-    commits: list[tuple[Testimony, Commit]],
+    commits: list[tuple[Statement, Commit]],
     works: list[tuple[str, Work]],
     findings: SampleFindings,
 ) -> list[Work]:
@@ -77,7 +77,7 @@ def _shares_of(
         )
         return []
     (plan,) = plans
-    committers = {testimony.name for testimony, _ in commits}
+    committers = {statement.name for statement, _ in commits}
     planned = [(name, work) for name, work in works if work.plan == plan]
     own = [work for name, work in planned if name in committers]
     rest = [work for name, work in planned if name not in committers and work.samples]

@@ -78,11 +78,11 @@ def make_schedule(settings: ScheduleSettings) -> tuple[Fault, ...]:
     """Draw faults: the times as a Poisson process, kind and device evenly.
 
     The same settings always give the same schedule. Where lost devices do not come
-    back, no more are lost than may be, and nothing is done to one that is gone; once
-    only kinds are left that would lose one too many, the schedule ends early.
+    back, no more are lost than may be, and nothing is done to one that is gone; where only
+    kinds are left that would lose one too many, no more faults come.
 
     Returns:
-        Faults in order of time, all of which begin and end within the duration.
+        Faults in order of time, all of which begin within the duration.
     """
     dice = random.Random(settings.seed)  # noqa: S311 - repeatable, not secret
     fleet = _Fleet(settings)
@@ -92,11 +92,11 @@ def make_schedule(settings: ScheduleSettings) -> tuple[Fault, ...]:
         at_s += dice.expovariate(settings.faults_per_s)
         if at_s >= settings.duration_s:
             return tuple(sorted(faults, key=lambda fault: fault.at_s))
+        fleet.now_s = at_s
         kinds = [kind for kind in settings.kinds if fleet.allows(kind)]
-        kind = kinds[dice.randrange(len(kinds))] if kinds else None
-        if kind is None:
-            return tuple(sorted(faults, key=lambda fault: fault.at_s))
-        faults += _draw(dice, kind, at_s, fleet, settings)
+        if kinds:
+            kind = kinds[dice.randrange(len(kinds))]
+            faults += _draw(dice, kind, at_s, fleet, settings)
 
 
 def count_by_kind(faults: Sequence[Fault]) -> dict[str, int]:
@@ -114,12 +114,14 @@ class _Fleet:
     def __init__(self, settings: ScheduleSettings) -> None:
         self._settings = settings
         self._lost: set[str] = set()
+        self._busy_until_s: dict[tuple[str, str], float] = {}
+        self.now_s = 0.0
 
     def allows(self, kind: FaultKind) -> bool:
         """Whether a fault of this kind still finds its victims."""
-        if not kind.loses_device:
-            return bool(self.present())
         num_victims = 2 if kind.moment == "rebuild" else 1
+        if not kind.loses_device:
+            return bool(self.victims(kind))
         left = len(self.present()) - num_victims
         return len(self.victims(kind)) >= num_victims and left >= self._settings.min_left
 
@@ -128,9 +130,15 @@ class _Fleet:
         return [d for d in self._settings.device_ids if d not in self._lost]
 
     def victims(self, kind: FaultKind) -> list[str]:
-        """Devices that a fault of this kind may hit."""
-        protected = self._settings.protected if kind.loses_device else ()
-        return [d for d in self.present() if d not in protected]
+        """Devices that a fault of this kind may hit; not one that it still lasts on."""
+        if kind.loses_device:
+            return [d for d in self.present() if d not in self._settings.protected]
+        busy = self._busy_until_s
+        return [d for d in self.present() if busy.get((d, kind.name), 0.0) <= self.now_s]
+
+    def occupy(self, fault: Fault) -> None:
+        """Remember how long a fault lasts on its device."""
+        self._busy_until_s[fault.device_id, fault.kind] = fault.until_s
 
     def take(self, kind: FaultKind, dice: random.Random) -> str:
         """Choose a victim; it is gone where the kind loses it."""
@@ -160,4 +168,6 @@ def _draw(
         duration_s = math.exp(dice.uniform(low, high))
         duration_s = min(duration_s, max(settings.duration_s - at_s, kind.least_s))
     device_id = fleet.take(kind, dice)
-    return [Fault(at_s=at_s, kind=kind.name, device_id=device_id, duration_s=duration_s)]
+    fault = Fault(at_s=at_s, kind=kind.name, device_id=device_id, duration_s=duration_s)
+    fleet.occupy(fault)
+    return [fault]

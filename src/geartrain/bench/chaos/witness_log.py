@@ -104,7 +104,7 @@ class WitnessWriter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Testimony:
+class Statement:
     """All that one process wrote down."""
 
     name: str
@@ -148,10 +148,10 @@ class WitnessFolder:
             found = self._read(path) or found
         return found
 
-    def testimonies(self) -> tuple[Testimony, ...]:
+    def statements(self) -> tuple[Statement, ...]:
         """What was read so far, in the order in which the processes began."""
         started = [
-            Testimony(name=name, hello=records[0], records=tuple(records))
+            Statement(name=name, hello=records[0], records=tuple(records))
             for name, records in self._records.items()
             if records and isinstance(records[0], Hello)
         ]
@@ -176,15 +176,15 @@ class WitnessFolder:
         return bool(lines)
 
 
-def read_testimonies(folder: Path) -> tuple[Testimony, ...]:
+def read_statements(folder: Path) -> tuple[Statement, ...]:
     """Read what all processes of a run that has ended wrote down."""
     reader = WitnessFolder(folder)
     reader.poll()
-    return reader.testimonies()
+    return reader.statements()
 
 
-def write_testimony(folder: Path, name: str, records: Sequence[Record]) -> None:
-    """Write a testimony at once, as a process would have."""
+def write_statement(folder: Path, name: str, records: Sequence[Record]) -> None:
+    """Write a statement at once, as a process would have."""
     writer = WitnessWriter(folder, name)
     for record in records:
         writer.write(record)
