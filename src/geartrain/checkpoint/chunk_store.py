@@ -10,12 +10,12 @@ import errno
 import fcntl
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from geartrain.checkpoint.chunks import OBJECTS, POINTER, StoredObject
 from geartrain.errors import CheckpointError
@@ -57,9 +57,14 @@ class FileStore:
         """
         path = self._locate(name)
         with self._explained("write", name, num_bytes=len(data)):
-            if self._is_there(path, name, data):
-                return False
-            self._write(path, data)
+            # Twice: another writer may put it while this one writes its draft.
+            for _ in range(2):
+                if self._is_there(path, name, data):
+                    return False
+                if self._write(path, data, replaces=path.exists()):
+                    break
+            else:
+                self._write(path, data, replaces=True)
             self._remember(path, name)
         return True
 
@@ -154,7 +159,8 @@ class FileStore:
             CheckpointError: If the disk refuses; the pointer is as it was then.
         """
         with self._explained("write", POINTER):
-            self._write(self._directory / POINTER, f"{manifest_name}\n".encode())
+            pointer = f"{manifest_name}\n".encode()
+            self._write(self._directory / POINTER, pointer, replaces=True)
         self.sync()
 
     def read_pointer(self) -> str | None:
@@ -209,7 +215,10 @@ class FileStore:
             is_known = self._known_good.get(name) == (found.st_size, found.st_mtime_ns)
         if not is_known and (found.st_size != len(data) or path.read_bytes() != data):
             return False
-        os.utime(path)  # used now: no garbage, however old
+        # Used now: no garbage, however old. Another time than before in any case, so that
+        # its writer sees that somebody builds on it.
+        now_ns = max(time.time_ns(), found.st_mtime_ns + 1)
+        os.utime(path, ns=(now_ns, now_ns))
         self._remember(path, name)
         return True
 
@@ -220,33 +229,33 @@ class FileStore:
             # Also where it was there: its writer may not have come to flush the entry.
             self._unsynced.add(path.parent)
 
-    def _write(self, path: Path, data: bytes | memoryview) -> None:
+    def _write(self, path: Path, data: bytes | memoryview, *, replaces: bool) -> bool:
+        """Write a file whole; False where there is one by now that must not be replaced."""
         self._make_directory(path.parent)
         handle, draft = self._open_draft()
         try:
             try:
                 _write_all(handle, memoryview(data))
-                os.fchmod(handle, 0o644)  # mkstemp's 0600 would shut out other readers
                 os.fsync(handle)
             finally:
                 os.close(handle)
-            draft.rename(path)
-        except BaseException:
+            is_written = _move(draft, path, replaces=replaces)
+        finally:
             with suppress(OSError):
-                draft.unlink()
-            raise
+                draft.unlink(missing_ok=True)
         with self._guard:
             self._unsynced.add(path.parent)
+        return is_written
 
     def _open_draft(self) -> tuple[int, Path]:
-        drafts = self._directory / _DRAFTS
-        self._make_directory(drafts)
+        draft = self._directory / _DRAFTS / uuid4().hex
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._make_directory(draft.parent)
         try:
-            handle, name = tempfile.mkstemp(dir=drafts)
+            return os.open(draft, flags, 0o666), draft  # less what umask takes away
         except FileNotFoundError:  # swept between the two calls
-            self._make_directory(drafts)
-            handle, name = tempfile.mkstemp(dir=drafts)
-        return handle, Path(name)
+            self._make_directory(draft.parent)
+            return os.open(draft, flags, 0o666), draft
 
     def _make_directory(self, folder: Path) -> None:
         if folder.is_dir():
@@ -294,6 +303,20 @@ class FileStore:
                 "versions saved there before are as they were"
             )
             raise CheckpointError(msg) from error
+
+
+def _move(draft: Path, path: Path, *, replaces: bool) -> bool:
+    if not replaces:
+        try:
+            path.hardlink_to(draft)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links: the last of two writers wins
+            pass
+        else:
+            return True
+    draft.rename(path)
+    return True
 
 
 def _write_all(handle: int, data: memoryview) -> None:
