@@ -1,0 +1,174 @@
+"""Real trainings under chaos, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geartrain.bench.chaos.result import ChaosResult
+from geartrain.telemetry import read_document
+from run_command import run_command
+
+PATIENT = "--max-pause-s=60"
+"""How long a pause takes on a machine with other work is no matter of these tests."""
+
+
+def chaos(folder: Path, *options: str, timeout_s: float = 170.0) -> dict[str, Any]:
+    command = ("geartrain", "chaos", *options, "--output=all", "--result=result.json")
+    printed = run_command(*command, "--json", cwd=folder, timeout_s=timeout_s)
+    document: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return document
+
+
+def test_training_survives_a_few_seconds_of_chaos(tmp_path: Path) -> None:
+    found = chaos(
+        tmp_path,
+        "--seed=4",
+        "--duration=4",
+        "--faults-per-s=1",
+        "--kinds=kill,stop",
+        "--devices=emulated:0.4,0.4,0.4",
+        "--report=report.html",
+        PATIENT,
+    )
+
+    assert found["passed"], found["failures"]
+    assert found["faults_by_kind"]["kill"] == 1
+    assert found["devices_left"] == 2
+    assert found["figures"]["weights"]["steps_differing"] == 0
+    result = read_document(tmp_path / "result.json", ChaosResult)
+    assert result.num_steps == found["steps"]
+    assert "seed 4" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_training_survives_a_minute_of_chaos(tmp_path: Path) -> None:
+    found = chaos(
+        tmp_path,
+        "--seed=1",
+        "--duration=60",
+        "--faults-per-s=0.7",
+        PATIENT,
+        timeout_s=390.0,
+    )
+
+    assert found["passed"], found["failures"]
+    assert found["faults"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(300)
+def test_links_are_shaped_and_cut(tmp_path: Path) -> None:
+    found = chaos(
+        tmp_path,
+        "--seed=5",
+        "--duration=15",
+        "--kinds=link",
+        "--links=100Mbit",
+        "--devices=emulated:0.4,0.4,0.4",
+        PATIENT,
+        timeout_s=290.0,
+    )
+
+    assert found["passed"], found["failures"]
+    assert set(found["faults_by_kind"]) == {"link_slow", "link_cut"}
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(300)
+def test_disk_is_full_and_bits_are_turned(tmp_path: Path) -> None:
+    found = chaos(
+        tmp_path,
+        "--seed=6",
+        "--duration=15",
+        "--kinds=disk",
+        "--devices=emulated:0.4,0.4,0.4",
+        PATIENT,
+        timeout_s=290.0,
+    )
+
+    assert found["passed"], found["failures"]
+    assert found["checks"]["bit_flips_found"] == "passed"
+    assert (tmp_path / "all" / "run" / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_deterministic_run_without_a_loss_is_repeated_bit_for_bit(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ORDINARY_SCRIPT)
+    found = chaos(
+        tmp_path,
+        "--seed=7",
+        "--duration=5",
+        "--kinds=stop",
+        "--devices=emulated:0.4,0.4",
+        "--deterministic",
+        PATIENT,
+        "train.py",
+    )
+
+    assert found["passed"], found["failures"]
+    assert found["figures"]["weights"]["steps_differing"] == 0
+
+
+@pytest.mark.slow
+def test_ordinary_script_ends_close_to_one_device(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ORDINARY_SCRIPT)
+    found = chaos(
+        tmp_path,
+        "--seed=4",
+        "--duration=4",
+        "--faults-per-s=1",
+        "--kinds=kill,stop",
+        "--devices=emulated:0.4,0.4,0.4",
+        PATIENT,
+        "train.py",
+    )
+
+    assert found["passed"], found["failures"]
+
+
+ORDINARY_SCRIPT = """
+import time
+import torch
+import geartrain as gt
+
+def main():
+    session = gt.Session(seed=3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)
+    )
+    def losses(output, batch):
+        time.sleep(0.003 * len(output))
+        return torch.nn.functional.cross_entropy(output, batch[1], reduction="none")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    session.setup(model, optimizer, loss_fn=losses)
+    dice = torch.Generator().manual_seed(1)
+    data = torch.utils.data.TensorDataset(
+        torch.randn(512, 8, generator=dice), torch.randint(0, 4, (512,), generator=dice)
+    )
+    loader = session.setup_dataloader(data, global_batch_size=32)
+    while True:
+        for batch in loader:
+            session.step(batch)
+
+main()
+"""
+
+
+def test_kind_that_is_not_possible_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(AssertionError) as refused:
+        chaos(tmp_path, "--kinds=kill,link", "--devices=emulated:0.3,0.3")
+
+    assert "link_slow (the device's link at an eighth" in str(refused.value)
+    assert "give --links" in str(refused.value)
+    assert not (tmp_path / "all").exists()
