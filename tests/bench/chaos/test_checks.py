@@ -164,11 +164,11 @@ def test_step_that_comes_twice_is_found_unless_a_state_was_loaded(tmp_path: Path
     again = [work(4, 0, 3), commit(5, "plan3")]
 
     def twice(name: str, records: list[Record]) -> list[Record]:
-        return [*records[:-1], *again] if name == "a" else records
+        return [*records[:-1], *again, records[-1]] if name == "a" else records
 
     def loaded(name: str, records: list[Record]) -> list[Record]:
         restore = Restore(at_s=2000.0, step=4)
-        return [*records[:-1], restore, *again] if name == "a" else records
+        return [*records[:-1], restore, *again, records[-1]] if name == "a" else records
 
     found = failures(Doctored(folder=tmp_path / "x", num_steps=6).write(twice))
     sound = failures(Doctored(folder=tmp_path / "y", num_steps=6).write(loaded))
@@ -221,6 +221,15 @@ def test_device_that_was_given_up_for_nothing_is_found(tmp_path: Path) -> None:
     found = failures(Doctored(folder=tmp_path, lost_at_step=5, deeds=(slow,)).write())
 
     assert found == {"no_false_deaths": "c was lost: closed the connection"}
+
+
+def test_member_that_vanishes_without_being_told_lost_is_found(tmp_path: Path) -> None:
+    def change(name: str, records: list[Record]) -> list[Record]:
+        return records[:-1] if name == "b" else records
+
+    found = failures(Doctored(folder=tmp_path).write(change))
+
+    assert found == {"no_false_deaths": "b ended without a word"}
 
 
 def test_pause_beyond_its_limit_is_found_and_a_freeze_allows_more(tmp_path: Path) -> None:

@@ -137,12 +137,24 @@ def check_records(evidence: Evidence) -> CheckResult:
 def check_losses(evidence: Evidence) -> CheckResult:
     """Only devices that a fault took away were given up: slow is not dead."""
     hit = {deed.fault.device_id for deed in evidence.deeds if deed.loses_device}
-    lost = {event.device_id for event in evidence.events if event.kind == "lost"}
     reasons = {e.device_id: e.message for e in evidence.events if e.kind == "lost"}
-    faults = [f"{device_id} {reasons[device_id]}" for device_id in sorted(lost - hit)]
-    text = f"{len(lost)} devices were lost, {len(hit)} were taken away"
-    figures: dict[str, Figure] = {"lost": len(lost), "false_deaths": len(lost - hit)}
+    if evidence.ending.outcome in {"finished", "stopped"}:  # else nobody ended in order
+        reasons = _without_goodbye(evidence) | reasons
+    false_deaths = sorted(reasons.keys() - hit)
+    faults = [f"{device_id} {reasons[device_id]}" for device_id in false_deaths]
+    text = f"{len(reasons)} devices were lost, {len(hit)} were taken away"
+    figures: dict[str, Figure] = {"lost": len(reasons), "false_deaths": len(faults)}
     return _result("no_false_deaths", faults, text, figures)
+
+
+def _without_goodbye(evidence: Evidence) -> dict[str, str]:
+    """Devices whose last process did not end in order, and how it ended."""
+    last = {s.device_id: s.goodbye for s in evidence.statements}
+    return {
+        device_id: "ended without a word" if goodbye is None else goodbye.message
+        for device_id, goodbye in last.items()
+        if goodbye is None or goodbye.why == "failed"
+    }
 
 
 def check_pauses(evidence: Evidence) -> CheckResult:
