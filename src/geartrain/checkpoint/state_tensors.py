@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from geartrain.checkpoint.manifest import Json, StateManifest, TensorFacts
+from geartrain.checkpoint.optimizer_state import load_optimizer_state
 from geartrain.checkpoint.pieces import HeldPiece, StateReader
 from geartrain.checkpoint.ranges import StateRange, merge_ranges, whole_ranges
 from geartrain.checkpoint.tree import Tree, flatten, unflatten
@@ -175,7 +176,10 @@ def restore_objects(
             msg = f"no state was saved for {name!r}, only {', '.join(components)}"
             raise CheckpointError(msg)
         try:
-            target.load_state_dict(components[name])
+            if isinstance(target, torch.optim.Optimizer):
+                load_optimizer_state(target, components[name])
+            else:
+                target.load_state_dict(components[name])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             msg = (
                 f"the saved state of {name!r} does not fit: {error}; build it as it was "
