@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import geartrain as gt
+from geartrain.checkpoint import snapshot
 from small_models import mean_cross_entropy
 from training_jobs import Job, flat_parameters
 
@@ -45,6 +46,8 @@ class Training:
         if "load" in options:
             self.session.load(options["load"])
         self.losses: list[float] = []
+        if options.get("hits"):
+            self.watch_saving()
 
     def loss(self, output: Any, batch: Any) -> torch.Tensor:
         is_planned = self.session.current_plan is not None
@@ -60,10 +63,25 @@ class Training:
                 arguments = (os.getpid(), hit["signal"])
                 threading.Timer(hit["delay_s"], os.kill, arguments).start()
 
+    def watch_saving(self) -> None:
+        """Have ``saving`` be a place to be hit at: a snapshot's files are there half."""
+        module: Any = snapshot
+        publish = module.replace_directory
+
+        def watched(path: Path) -> Any:
+            if self.session.step_index:
+                self.hit_at("saving")
+            return publish(path)
+
+        module.replace_directory = watched
+
     def run(self) -> None:
         while self.session.step_index < self.job.num_steps:
             for batch in self.loader:
                 self.losses.append(self.step(batch))
+                self.session.print(f"step {self.session.step_index}")
+                if self.session.step_index == self.options.get("saves_after"):
+                    self.session.save(self.options["save_to"])
                 if self.session.step_index == self.job.num_steps:
                     break
 
@@ -76,6 +94,7 @@ class Training:
 
     def mean_loss(self) -> float:
         def sums(output: Any, batch: Any) -> dict[str, Any]:
+            self.hit_at("evaluating")
             return {"loss": (mean_cross_entropy(output, batch).sum(), len(batch[0]))}
 
         return self.session.evaluate(self.loader, sums)["loss"]
@@ -85,7 +104,7 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     training = Training(options)
     training.run()
-    training.hit_at("evaluating")
+    training.hit_at("before evaluating")
     metric = training.mean_loss() if options.get("evaluates") else 0.0
     plan = training.session.current_plan
     assert plan is not None

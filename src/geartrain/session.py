@@ -360,11 +360,12 @@ class Session(SessionFacts):
     # -- saving -------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Save everything needed to go on: rank 0 writes, the others return at once.
+        """Save everything needed to go on: the lead writes, the others return at once.
 
         With ``setup(compression=...)`` on several hosts all ranks must call it, after the
-        same step: each keeps a part of what its codes lost, and hands it to rank 0. To
-        call it on all ranks is right in any case.
+        same step: each keeps a part of what its codes lost, and hands it to the lead. To
+        call it on all ranks is right in any case: where the lead is lost over it, the
+        next one saves again after the next step.
 
         Raises:
             CheckpointError: If it can't be written; an older snapshot there is kept.

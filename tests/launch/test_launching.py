@@ -296,6 +296,7 @@ def test_what_cannot_be_logged_on_a_full_disk_is_still_shown(
     for text in (b"hello\n", b"again\n"):
         os.write(write_fd, text)
     os.close(write_fd)
+    pump.show_since(0.0)
     pump.join()
 
     assert recorder.output["stdout"] == b"hello\nagain\n"

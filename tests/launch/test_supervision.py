@@ -13,6 +13,7 @@ from geartrain.launch.supervision import (
     WorkerState,
     decide,
     excluded_workers,
+    leader,
 )
 from geartrain.parallel.worker_spec import STOPPED_EXIT_CODE, WorkerFailure, WorkerLoss
 
@@ -236,11 +237,24 @@ def test_killed_worker_does_not_end_a_run_that_goes_on() -> None:
     assert decide(situation(worker(0), killed, worker(2))).action == "end"
 
 
-def test_loss_of_rank_0_ends_every_run() -> None:
-    verdict = decide(while_going_on(worker(0, -signal.SIGKILL), worker(1)))
+def test_loss_of_rank_0_does_not_end_a_run_that_goes_on() -> None:
+    killed = worker(0, -signal.SIGKILL, loss=loss(0))
+
+    assert decide(while_going_on(killed, worker(1))).action == "watch"
+    assert decide(while_going_on(killed, worker(1, 0))).outcome == "finished"
+
+
+def test_loss_of_all_workers_ends_the_run() -> None:
+    verdict = decide(while_going_on(*(worker(r, -signal.SIGKILL) for r in range(2))))
 
     assert (verdict.action, verdict.outcome) == ("end", "failed")
-    assert verdict.reason.startswith("was killed by SIGKILL, and the run can't go on")
+
+
+def test_lowest_worker_that_is_left_leads() -> None:
+    workers = [worker(0, -signal.SIGKILL, loss=loss(0)), worker(1), worker(2)]
+
+    assert leader(while_going_on(*workers)).rank == 1
+    assert leader(situation(worker(0), worker(1))).rank == 0
 
 
 def test_run_is_finished_when_all_but_the_lost_have_ended_with_zero() -> None:

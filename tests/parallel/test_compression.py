@@ -84,7 +84,7 @@ def test_what_was_owed_matters_to_the_bit(tmp_path: Path) -> None:
 
 def forget_once(session: gt.Session) -> None:
     if session.step_index == 6:
-        residuals = session._trainer._residuals  # type: ignore[union-attr]
+        residuals = session._trainer.residuals  # type: ignore[union-attr]
         residuals.restore(None)
         assert held(session) == {}
 
@@ -162,7 +162,7 @@ def test_saving_on_one_rank_only_ends_with_who_is_missing_and_why() -> None:
 def load_damaged(rank: int, world_size: int) -> None:
     """For run_ranks."""
     session, _, _ = set_up(rank, world_size, Training())
-    residuals = session._trainer._residuals  # type: ignore[union-attr]
+    residuals = session._trainer.residuals  # type: ignore[union-attr]
     several: tuple[dict[str, Any], ...] = (
         {"pieces": {}},
         {"loss_scale": 0.0, "pieces": {}},
@@ -213,7 +213,7 @@ def resize_at_3(session: gt.Session) -> tuple[State, State]:
     trainer = session._trainer
     assert trainer is not None
     if session.step_index == 3:
-        trainer._engine.resize_buckets(20_000)
+        trainer.engine.resize_buckets(20_000)
         trainer.director._move_residuals()
     return before, held(session)
 
@@ -306,7 +306,7 @@ def test_survivors_keep_what_they_owe_and_say_what_is_gone(tmp_path: Path) -> No
 def held_and_scale(session: gt.Session) -> tuple[State, float, torch.Tensor]:
     trainer = session._trainer
     assert trainer is not None
-    scaler = trainer._engine.scaler
+    scaler = trainer.engine.scaler
     assert scaler is not None
     parameters = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
     return held(session), scaler.get_scale(), parameters

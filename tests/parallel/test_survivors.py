@@ -16,7 +16,7 @@ import torch
 
 import geartrain as gt
 from geartrain.errors import CommunicationError, TrainingStopped
-from geartrain.parallel.regroup import Lineage, PlacesDifferError, plan_handover
+from geartrain.parallel.handover import Lineage, PlacesDifferError, plan_handover
 from geartrain.parallel.step_engine import StepEngine
 from geartrain.parallel.survivors_buffers import BufferKeeper
 from geartrain.planner import Plan

@@ -143,7 +143,7 @@ def run_steps(session: gt.Session, training: Training, rank: int) -> Report:
 def held(session: gt.Session) -> dict[str, torch.Tensor]:
     """What this rank owes now."""
     assert session._trainer is not None
-    return session._trainer._residuals._held()
+    return session._trainer.residuals._held()
 
 
 def equal_plan(world_size: int) -> Plan:

@@ -148,7 +148,7 @@ def overflow_in_the_second_step(rank: int, world_size: int) -> dict[str, Any]:
     model = Mlp()
     session.setup(model, make_sgd(model), loss_fn=infinite_on_one_rank, precision="fp16")
     loader = session.setup_dataloader(data, global_batch_size=BATCH, shuffle=False)
-    scaler = session._trained()._engine.scaler
+    scaler = session._trained().engine.scaler
     assert scaler is not None
     scaler.update(2.0**10)  # low enough for the first step to pass
     scales, parameters = [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -28,7 +29,7 @@ from geartrain.collectives.host_groups.choose import (
 )
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.service import EpochParts, ExchangeService, ServiceSettings
-from geartrain.errors import ConfigError
+from geartrain.errors import CommunicationError, ConfigError
 from geartrain.planner.exchange import (
     AUTO,
     CodecProfile,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
+_PAUSE_S = 0.001
 
 
 def _log_fault(fault: Fault) -> None:
@@ -163,14 +165,14 @@ class ExchangeHub:
         name = f"{purpose}/{'-'.join(map(str, members))}"
         self._num_opened[name] = number = self._num_opened.get(name, -1) + 1
         store = PrefixStore(f"exchange/{name}/{number}", self.place.store)
-        book = self._agree_book(members, store, limit_s or self.place.timeout_s)
+        book = self._agree_book(members, store, limit_s)
         service = ExchangeService[ScheduleBook, OpenExchange](
             store,
             self.place.rank,
             ServiceSettings(
                 member_ids=self.place.device_ids,
                 make_exchange=self._make_exchange,
-                transport=self._transport_settings(),
+                transport=self.transport_settings(),
             ),
             self.on_fault,
         )
@@ -253,7 +255,7 @@ class ExchangeHub:
         )
 
     def _agree_book(
-        self, members: Sequence[int], store: Store, limit_s: float
+        self, members: Sequence[int], store: Store, limit_s: float | None
     ) -> ScheduleBook:
         """The first member decides; a book that others made could differ in a rate."""
         with lost_peers("agreeing on how to exchange gradients"):
@@ -261,16 +263,45 @@ class ExchangeHub:
                 book = self.book_of(members)
                 store.set("book", encode_document(book).decode())
                 return book
-            store.wait(["book"], timedelta(seconds=limit_s))
+            self._wait_for_book(store, self.place.device_ids[members[0]], limit_s)
             text = store.get("book")
         return decode_document(text, ScheduleBook, self.place.device_ids[members[0]])
 
+    def _wait_for_book(self, store: Store, first_id: str, limit_s: float | None) -> None:
+        """Wait for what the first member decides, unless a member is lost meanwhile.
+
+        Who sets a limit opens an exchange because a member was lost.
+        """
+        interruption = self.place.rendezvous.interruption
+        if interruption is None or limit_s is not None:
+            store.wait(["book"], timedelta(seconds=limit_s or self.place.timeout_s))
+            return
+        deadline_at_s = time.monotonic() + self.place.timeout_s
+        while not store.check(["book"]):
+            reason = interruption()
+            if reason is not None:
+                msg = f"{first_id} will not say how gradients are exchanged: {reason}"
+                raise CommunicationError(msg)
+            if time.monotonic() > deadline_at_s:
+                msg = (
+                    f"waited {self.place.timeout_s:g} s for {first_id} to say how "
+                    "gradients are exchanged; look at that worker's log"
+                )
+                raise CommunicationError(msg)
+            time.sleep(_PAUSE_S)
+
     # -- making -------------------------------------------------------------------------
 
-    def _transport_settings(self) -> TransportSettings:
+    def transport_settings(self, build_timeout_s: float = 20.0) -> TransportSettings:
+        """How this rank's groups reach the others.
+
+        Args:
+            build_timeout_s: Deadline of making a group.
+        """
         own = self.network.ranks[self.place.rank]
         return TransportSettings(
             address=_LOOPBACK if self.network.is_one_host else own.address,
+            build_timeout_s=build_timeout_s,
             timeout_s=self.place.timeout_s,
         )
 

@@ -28,6 +28,7 @@ from geartrain.launch.supervision import (
     WorkerState,
     decide,
     excluded_workers,
+    leader,
     lost_workers,
 )
 from geartrain.launch.workers import WorkerGroup, tail_of_log
@@ -92,6 +93,7 @@ class _Run:
         self._asked = False
         self._told: set[int] = set()  # ranks whose loss the user knows of
         self._started_at_s = time.time()
+        self._group.workers[0].show_output(0.0)
 
     def start(self, store: StoreProcess) -> bool:
         """Let the workers go once all are ready; False when asked to stop before."""
@@ -119,8 +121,10 @@ class _Run:
             situation = self._situation()
             verdict = decide(situation)
             if verdict.action == "end":
+                self._show_leader(situation)
                 return verdict
             self._give_up_lost(situation)
+            self._show_leader(situation)
             self._pass_on_stop_request()
             self._devices.poll()
             self._observer.on_tick()
@@ -145,6 +149,7 @@ class _Run:
             f"{state.name} ended with exit code {state.exit_code} before the script "
             f"began; its log is {path}"
         )
+        self._group.workers[state.rank].finish_output()
         if state.rank == 0:  # what it printed has been shown
             return text
         return f"{text} and ends with:\n{tail_of_log(self._settings.run_dir, state.rank)}"
@@ -185,6 +190,13 @@ class _Run:
             self._observer.on_notice(
                 f"lost {state.name}: {state.loss.reason}; the others go on"
             )
+
+    def _show_leader(self, situation: Situation) -> None:
+        """Show what the next one prints where the one that led was lost."""
+        rank = leader(situation).rank
+        losses = [w.loss for w in situation.workers[:rank] if w.loss is not None]
+        if losses:
+            self._group.workers[rank].show_output(max(loss.at_s for loss in losses))
 
     def _states(self) -> tuple[WorkerState, ...]:
         return tuple(

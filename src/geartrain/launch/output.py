@@ -1,9 +1,11 @@
-"""Carries what rank 0 prints to its log and to the user."""
+"""Carries what workers print to their logs, and what the leading one prints to the user."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -14,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 _JOIN_S = 2.0
+_KEPT_BYTES = 1 << 18
+"""Of what a worker printed before it was known to lead."""
 
 
 class SteadyObserver:
@@ -28,7 +32,7 @@ class SteadyObserver:
         self._is_broken = False
 
     def on_output(self, stream: StreamName, data: bytes) -> None:
-        """Hand on what rank 0's script printed."""
+        """Hand on what the leading worker's script printed."""
         self._attempt(lambda: self._observer.on_output(stream, data))
 
     def on_notice(self, text: str) -> None:
@@ -50,7 +54,14 @@ class SteadyObserver:
 
 
 class OutputPump:
-    """A thread that reads one stream until its end."""
+    """A thread that reads one stream until its end.
+
+    Args:
+        source: What to read.
+        stream: Its name.
+        path: The log that all of it goes to.
+        observer: Is shown what comes once ``show_since`` was called.
+    """
 
     def __init__(
         self,
@@ -64,17 +75,46 @@ class OutputPump:
         self._log = path.open("ab", buffering=0)
         self._observer = observer
         self._is_full = False
+        self._lock = threading.Lock()
+        self._is_shown = False
+        self._held: deque[tuple[float, bytes]] = deque()  # Unix time; not shown yet
+        self._num_held_bytes = 0
         self._thread = threading.Thread(
             target=self._pump, name=f"geartrain-{stream}", daemon=True
         )
         self._thread.start()
+
+    def show_since(self, at_s: float) -> None:
+        """Show what comes from now on, and what came since some moment.
+
+        Args:
+            at_s: Unix time: when this worker came to lead, which is known a little later.
+        """
+        if self._is_shown:
+            return
+        with self._lock:
+            self._is_shown = True
+            for came_at_s, data in self._held:
+                if came_at_s >= at_s:
+                    self._observer.on_output(self._stream, data)
+            self._held.clear()
 
     def _pump(self) -> None:
         with self._source, self._log:
             # read1 returns what is there: a prompt or progress bar must not wait.
             while data := self._source.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]  # BufferedReader
                 self._keep(data)
-                self._observer.on_output(self._stream, data)
+                with self._lock:
+                    self._show(data)
+
+    def _show(self, data: bytes) -> None:
+        if self._is_shown:
+            self._observer.on_output(self._stream, data)
+            return
+        self._held.append((time.time(), data))
+        self._num_held_bytes += len(data)
+        while self._num_held_bytes > _KEPT_BYTES:
+            self._num_held_bytes -= len(self._held.popleft()[1])
 
     def _keep(self, data: bytes) -> None:
         try:

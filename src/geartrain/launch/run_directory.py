@@ -150,7 +150,7 @@ def read_failure(run_dir: Path, rank: int) -> WorkerFailure | None:
 
 
 def read_loss(run_dir: Path, rank: int) -> WorkerLoss | None:
-    """That the others go on without a worker, if rank 0 has said so."""
+    """That the others go on without a worker, if they have said so."""
     path = run_dir / WorkerLoss.file_name(rank)
     return read_document(path, WorkerLoss) if path.exists() else None
 

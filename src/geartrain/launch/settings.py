@@ -35,7 +35,7 @@ class LaunchSettings:
     replan_threshold: float = 0.15
     tail_fraction: float = 0.0
     on_loss: Literal["continue", "stop"] = "continue"
-    """Whether the others go on where a worker, but for rank 0, is lost while training."""
+    """Whether the others go on where a worker is lost while training."""
     min_devices: int = 1
     """With fewer left the run ends."""
     schedule_path: Path | None = None
@@ -148,7 +148,7 @@ class LaunchObserver(Protocol):
     """Is told what happens while the workers run."""
 
     def on_output(self, stream: StreamName, data: bytes) -> None:
-        """Take what rank 0's script printed. Called from other threads."""
+        """Take what the leading worker's script printed. Called from other threads."""
 
     def on_notice(self, text: str) -> None:
         """Take a line of the launcher to the user."""

@@ -102,8 +102,14 @@ def decide(situation: Situation) -> Verdict:
 
 
 def lost_workers(situation: Situation) -> tuple[WorkerState, ...]:
-    """Workers that the others go on without, or will: rank 0 is never one of them."""
-    return tuple(w for w in situation.workers if w.rank and _is_lost(w, situation))
+    """Workers that the others go on without, or will."""
+    return tuple(w for w in situation.workers if _is_lost(w, situation))
+
+
+def leader(situation: Situation) -> WorkerState:
+    """Whose output is shown: the lowest rank that the others do not go on without."""
+    there = [w for w in situation.workers if w.loss is None]
+    return min(there or situation.workers, key=lambda w: w.rank)
 
 
 def excluded_workers(situation: Situation) -> tuple[WorkerState, ...]:
@@ -183,8 +189,6 @@ def _failure(
     elif code is not None and code < 0:
         exit_code = 1
         reason = f"was killed by {_signal_name(-code)}"
-        if not cause.rank and situation.goes_on:
-            reason += ", and the run can't go on without rank 0"
     else:
         exit_code = code or 1
         reason = f"ended with exit code {code}"
@@ -212,7 +216,8 @@ def _loss_reason(
     left = len(situation.workers) - len(lost_workers(situation))
     if left < situation.min_devices:
         return f"{reason}; {left} devices are left, at least {situation.min_devices} must"
-    errors = [w.failure.error for w in others if w.failure is not None and w.rank == 0]
+    told = [w for w in others if w.failure is not None and w.loss is None]
+    errors = [w.failure.error for w in sorted(told, key=lambda w: w.rank) if w.failure]
     if not errors:
         return f"{reason}, and the others did not go on without it"
     said = errors[0].partition(": ")[2] or errors[0]

@@ -11,7 +11,6 @@ import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.handshake import GO, READY
@@ -51,14 +50,12 @@ class Worker:
         self._failure: WorkerFailure | None = None
         self._loss: WorkerLoss | None = None
         self._pumps: list[OutputPump] = []
-        log = log_path(self._run_dir, rank).open("ab", buffering=0)
-        with remote, log:
-            self.process = self._start(settings, remote.fileno(), log, rank)
-        if rank == 0:
-            self._attach_pumps(observer)
+        with remote:
+            self.process = self._start(settings, remote.fileno(), rank)
+        self._attach_pumps(observer)
 
     def _start(
-        self, settings: LaunchSettings, remote_fd: int, log: IO[bytes], rank: int
+        self, settings: LaunchSettings, remote_fd: int, rank: int
     ) -> subprocess.Popen[bytes]:
         threads = threads_of(self._device)
         options = [f"--launcher-fd={remote_fd}", f"--launcher-pid={os.getpid()}"]
@@ -66,7 +63,6 @@ class Worker:
         if self._network.host_of(self._device.device_id) is not None:
             options.append("--emulated-host")
         options += [f"--preload={name}" for name in settings.preload]
-        output = subprocess.PIPE if rank == 0 else log
         return start_module(
             "geartrain.launch.worker",
             [
@@ -75,8 +71,8 @@ class Worker:
                 str(settings.script),
                 *settings.arguments,
             ],
-            stdout=output,
-            stderr=output,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=(remote_fd,),
             place=partial(self._network.worker_command, self._device.device_id),
         )
@@ -90,6 +86,15 @@ class Worker:
             OutputPump(out, "stdout", path, observer),
             OutputPump(err, "stderr", path, observer),
         ]
+
+    def show_output(self, since_s: float) -> None:
+        """Show the user what it prints; it leads.
+
+        Args:
+            since_s: Unix time from when on it does.
+        """
+        for pump in self._pumps:
+            pump.show_since(since_s)
 
     def write_spec(self, store_address: str, store_port: int) -> None:
         """Write down what the worker reads once it is let go."""
@@ -122,7 +127,7 @@ class Worker:
             self._ended_at_s = time.time()
         if self._failure is None:
             self._failure = read_failure(self._run_dir, self._rank)
-        if self._loss is None and self._rank:
+        if self._loss is None:
             self._loss = read_loss(self._run_dir, self._rank)
         return WorkerState(
             rank=self._rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.parallel.alike_devices import pool_alike
+from geartrain.parallel.state_sync import wait_for
 from geartrain.planner import ComputeCurve, ExchangeProfile, ModelProfile
 from geartrain.telemetry import decode_document, encode_document
 
@@ -53,13 +55,13 @@ def gather_profile(
     texts = place.groups.rendezvous.gather("compute curve", own, str)
     curves = tuple(
         decode_document(text, ComputeCurve, f"curve of rank {rank}")
-        for rank, text in enumerate(texts)
+        for rank, text in zip(place.groups.members, texts, strict=True)
     )
     return ModelProfile(
         name=facts.name,
         num_parameters=facts.num_parameters,
         gradient_bytes=facts.gradient_bytes,
-        curves=pool_alike(curves, place.fleet.devices),
+        curves=pool_alike(curves, place.devices),
         exchange=measure_exchange(place.groups, facts.gradient_bytes),
     )
 
@@ -82,7 +84,7 @@ def declared_profile(
             max_micro_batch_size=micro_batch_size,
             beta_s=1 / rate,
         )
-        for device, rate in zip(place.fleet.devices, rates, strict=True)
+        for device, rate in zip(place.devices, rates, strict=True)
     )
     return ModelProfile(
         name=facts.name,
@@ -94,8 +96,8 @@ def declared_profile(
 
 
 def declared_rates(place: RankPlace) -> list[float]:
-    """Relative speeds of the devices from the fleet file, shape (num_devices,)."""
-    devices = place.fleet.devices
+    """Relative speeds of the devices left, from the fleet file, shape (num_devices,)."""
+    devices = place.devices
     if all(device.core_fraction is not None for device in devices):
         return [float(device.core_fraction or 1.0) for device in devices]
     if all("float32" in device.flop_per_s for device in devices):
@@ -105,27 +107,28 @@ def declared_rates(place: RankPlace) -> list[float]:
 
 
 def measure_exchange(groups: RankGroups, num_bytes: int) -> ExchangeProfile:
-    """Time an all-reduce of the gradient's size: among all, and in pairs with rank 0."""
-    if groups.world_size == 1:
+    """Time an all-reduce of the gradient's size: among all, and in pairs with the lead."""
+    ranks = groups.members
+    if len(ranks) == 1:
         return ExchangeProfile(num_bytes=num_bytes, all_devices_s=0.0)
     everyone = groups.collective()
     buffer = torch.zeros(max(num_bytes // 4, 1), dtype=torch.float32)
     all_s = _slowest(groups, _time_all_reduce(everyone, buffer))
     predicts = groups.hub is not None and not groups.hub.network.is_one_host
-    few_or_many = groups.world_size > _MOST_PAIRS or groups.world_size == 2  # noqa: PLR2004
+    few_or_many = len(ranks) > _MOST_PAIRS or len(ranks) == 2  # noqa: PLR2004 - a pair
     if few_or_many or predicts:  # from links the planner predicts any set of devices
         return ExchangeProfile(num_bytes=num_bytes, all_devices_s=all_s)
     pairs_s = []
-    for other in range(1, groups.world_size):
-        pair = groups.collective((0, other))
-        takes_part = groups.rank in (0, other)
+    for other in ranks[1:]:
+        pair = groups.collective((groups.lead, other))
+        takes_part = groups.rank in (groups.lead, other)
         own_s = _time_all_reduce(pair, buffer) if takes_part else 0.0
         pairs_s.append(_slowest(groups, own_s))
-        groups.drop_collective((0, other))
+        groups.drop_collective((groups.lead, other))
     return ExchangeProfile(
         num_bytes=num_bytes,
         all_devices_s=all_s,
-        device_ids=groups.device_ids[1:],
+        device_ids=tuple(groups.device_ids[rank] for rank in ranks[1:]),
         with_device_s=tuple(pairs_s),
     )
 
@@ -143,6 +146,12 @@ def _time_all_reduce(collective: Collective, buffer: torch.Tensor) -> float:
 def _slowest(groups: RankGroups, seconds: float) -> float:
     """The largest of all ranks' times, equal to the bit on all of them."""
     value = torch.tensor([seconds], dtype=torch.float64)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]  # torch's stub errs
+    options.timeout = timedelta(seconds=groups.timeout_s)
     with lost_peers("comparing exchange times"):
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=groups.process_group())
+        group = groups.process_group()
+        assert group is not None
+        # The group's own call, since torch.distributed does not know all of them.
+        wait_for(group.allreduce([value], options), groups.rendezvous.interruption)
     return float(value)

@@ -109,6 +109,10 @@ class OpenStep:
         """A micro-batch has been computed."""
         self._sizes.append(micro.num_samples)
 
+    def num_computed(self) -> int:
+        """Samples of the open step that have been computed here."""
+        return sum(self._sizes)
+
     def figures(self, step_index: int) -> RankFigures:
         """What this rank tells the others of the step; to be asked once, at its end.
 
@@ -176,7 +180,7 @@ class OpenStep:
             pace=self.director.keeper.tail_pace(self.place.rank),
             largest_take=max(replica.micro_batch_size, 1) if replica is not None else 1,
         )
-        if self.place.rank == 0:
+        if groups.is_lead:
             tickets.forget_old()
         return tickets
 

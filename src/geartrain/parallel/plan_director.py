@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from geartrain.errors import ConfigError
 from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
 from geartrain.parallel.low_communication import AVERAGES
 from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
+from geartrain.parallel.process_group import INSIDE_MODEL
 from geartrain.parallel.saved_state import TrainState, send_state
 from geartrain.planner.curve_fit import predict_s
 from geartrain.planner.exchange import EXACT
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from geartrain.parallel.worker_spec import WorkerSpec
     from geartrain.planner import Plan, Replica
 
-_BATCHNORM_PURPOSE = "batchnorm"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRates:
@@ -51,8 +50,8 @@ class KnownRates:
     """Of the global batches that were planned for."""
     profiles: tuple[ModelProfile, ...]
     are_declared: tuple[bool, ...]
-    current_size: int
-    """Of the plan in force."""
+    current_size: int | None
+    """Of the plan in force; None where none is."""
 
 
 @dataclass(slots=True)
@@ -161,6 +160,17 @@ class PlanDirector:
         """Whether this rank's model is up to date: it took part in the last step."""
         return self.place.rank in self._members
 
+    @property
+    def planned_sizes(self) -> tuple[int, ...]:
+        """Global batch sizes that there is a plan for."""
+        return tuple(sorted(self._keepers))
+
+    def keep_only(self, sizes: Collection[int]) -> None:
+        """Drop the plans of other batch sizes: not all ranks came to have them."""
+        self._keepers = {s: keeper for s, keeper in self._keepers.items() if s in sizes}
+        if self._keeper not in self._keepers.values():
+            self._keeper = None
+
     def known_rates(self) -> KnownRates:
         """By what to plan for those that are left, as this rank knows it."""
         left = {self.place.groups.device_ids[r] for r in self.place.groups.members}
@@ -169,14 +179,14 @@ class PlanDirector:
             sizes=tuple(known),
             profiles=tuple(only_devices(profile, left) for profile, _ in known.values()),
             are_declared=tuple(is_declared for _, is_declared in known.values()),
-            current_size=self.keeper.settings.workload.global_batch_size,
+            current_size=self._current_size,
         )
 
     def regroup(self, rates: KnownRates, holders: tuple[int, ...]) -> None:
         """Plan anew for those that are left, and use that plan.
 
         Args:
-            rates: Rank 0's.
+            rates: The lead's.
             holders: Ranks that hold the state; who takes part without is given it.
         """
         for size, profile, is_declared in zip(
@@ -187,8 +197,13 @@ class PlanDirector:
         if self.engine.averager is not None:
             # Each has a model of its own, and perhaps not all had the last average.
             self.engine.averager.collective = None
-            send_state(self.place.groups, self.place.groups.members, self.state())
-        self._use(self._keepers[rates.current_size])
+            groups = self.place.groups
+            send_state(groups, groups.members, self.state(), holders[0])
+        if rates.current_size is not None:
+            self._use(self._keepers[rates.current_size])
+        else:  # lost before the first plan was made
+            self._keeper = None
+            self._use_members(holders)
         self._move_residuals()
 
     def relink(self, step_index: int) -> None:
@@ -207,6 +222,12 @@ class PlanDirector:
         if self._keeper is not None:
             self._use(self._keeper)
         self._tell_exchange(step_index)
+
+    @property
+    def _current_size(self) -> int | None:
+        if self._keeper is None:
+            return None
+        return self._keeper.settings.workload.global_batch_size
 
     def expectation(self, sizes: Sequence[int], step_index: int) -> tuple[float, float]:
         """A left-out device's probe, if due, and what this rank's work should take.
@@ -255,7 +276,7 @@ class PlanDirector:
         self._size_buckets(keeper)
         if self.settings.sync_batchnorm and self.place.world_size > 1:
             # After measuring: until now ranks ran different numbers of forward passes.
-            group = self.place.groups.process_group(purpose=_BATCHNORM_PURPOSE)
+            group = self.place.groups.process_group(purpose=INSIDE_MODEL)
             convert_batchnorm(self.calls.model, group)
             self._share_statistics()
         elif self.place.world_size > 1 and has_batchnorm(self.calls.model):
@@ -300,7 +321,7 @@ class PlanDirector:
         if self._keepers or not isinstance(group, ScheduledCollective):
             return
         micro_batches_s = [
-            predict_s(keeper.profile.curves[rank], replica.micro_batch_size)
+            predict_s(keeper.curve_of(rank), replica.micro_batch_size)
             for rank, replica in zip(keeper.member_ranks, keeper.plan.replicas, strict=True)
             if replica.share
         ]
@@ -331,7 +352,8 @@ class PlanDirector:
             averager.settle()  # whoever comes takes on the model of all
         returning = tuple(rank for rank in members if rank not in self._members)
         if returning:
-            send_state(groups, (0, *returning), self.state())
+            source = self._members[0]
+            send_state(groups, (source, *returning), self.state(), source)
         gradient_group = groups.collective(members)
         takes_part = self.place.rank in members
         self.engine.gradient_group = gradient_group if takes_part else None
@@ -357,6 +379,6 @@ class PlanDirector:
     def _share_statistics(self) -> None:
         """BatchNorm's group is that of the plan's members."""
         members = self._members
-        group = self.place.groups.process_group(members, _BATCHNORM_PURPOSE)
+        group = self.place.groups.process_group(members, INSIDE_MODEL)
         is_alone = len(members) == 1 or self.place.rank not in members
         set_group(self.calls.model, group, is_alone=is_alone)

@@ -95,7 +95,7 @@ class PlanKeeper:
         rates = [0.0] * len(self.device_ids)
         samples_s = [math.inf] * len(self.device_ids)
         for member in self.member_ranks:
-            curve = self._curve(member)
+            curve = self.curve_of(member)
             factor = factors.get(curve.device_id, 1.0)
             rates[member] = best_samples_per_s(curve) / factor
             samples_s[member] = predict_s(curve, 1) * factor
@@ -220,7 +220,7 @@ class PlanKeeper:
         """On a left-out rank now and then: a micro-batch's measured and expected time."""
         if not self.settings.corrects or step_index % _PROBE_EVERY_STEPS:
             return 0.0, 0.0
-        curve = self._curve(rank)
+        curve = self.curve_of(rank)
         size = min(curve.micro_batch_sizes[-1], curve.max_micro_batch_size)
         expected_s = expected_compute_s(
             self.profile, curve.device_id, [size], with_optimizer=False
@@ -239,7 +239,8 @@ class PlanKeeper:
             return
         self._correct(step_index, figures)
 
-    def _curve(self, rank: int) -> ComputeCurve:
+    def curve_of(self, rank: int) -> ComputeCurve:
+        """How fast a rank's device computes, as it was measured."""
         device_id = self.device_ids[rank]
         return next(c for c in self.profile.curves if c.device_id == device_id)
 

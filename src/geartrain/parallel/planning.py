@@ -120,14 +120,14 @@ def check_agreement(groups: RankGroups, plan: Plan) -> None:
     """Check that all ranks are about to carry out the same plan; all must call it.
 
     Raises:
-        CommunicationError: On all ranks, if not; it names those that differ from rank 0.
+        CommunicationError: On all ranks, if not; it names those that differ from the lead.
     """
     found = groups.rendezvous.gather("plan", plan.fingerprint, str)
     names = groups.rendezvous.member_ids
     different = [names[r] for r, f in enumerate(found) if f != found[0]]
     if different:
         msg = (
-            f"{', '.join(different)} got another plan than {groups.device_ids[0]}; "
+            f"{', '.join(different)} got another plan than {names[0]}; "
             "nothing was computed. Give all workers the same plan, script and version"
         )
         raise CommunicationError(msg)
@@ -193,7 +193,7 @@ def _hiding_s(request: PlanningRequest) -> float:
     hub = request.place.groups.hub
     if hub is None or not request.settings.overlap:
         return 0.0
-    everyone = hub.request(range(request.place.world_size))
+    everyone = hub.request(request.place.groups.members)
     exchange = choose(replace(everyone, num_bytes=request.engine.gradient_bytes))
     hiding_s = _HIDING_MARGIN * exchange.predicted_s / DEFAULT_BACKWARD_FRACTION
     return min(hiding_s, _LONGEST_HIDING_S)
@@ -220,8 +220,12 @@ def _workload(request: PlanningRequest) -> Workload:
         global_batch_size=size,
         uniform_micro_batches=request.settings.sync_batchnorm,
         tail_samples=round(size * fraction) if has_tail else 0,
-        required_device_ids=request.place.groups.device_ids if deterministic else (),
+        required_device_ids=_devices_left(request) if deterministic else (),
     )
+
+
+def _devices_left(request: PlanningRequest) -> tuple[str, ...]:
+    return tuple(device.device_id for device in request.place.devices)
 
 
 def _capped(profile: ModelProfile, micro_batch_size: int | None) -> ModelProfile:
@@ -259,7 +263,7 @@ def _write(request: PlanningRequest, profile: ModelProfile, plan: Plan) -> None:
     noun = "device" if count == 1 else "devices"
     text = f"{plan.global_batch_size} samples over {count} {noun}"
     request.recorder.add_event(0, "planned", text, values=values)
-    if request.spec is not None and request.place.rank == 0:
+    if request.spec is not None and request.place.groups.is_lead:
         run_dir = Path(request.spec.run_dir)
         write_document(run_dir / "model.json", profile)
         write_document(run_dir / "plan.json", plan)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from geartrain.collectives.exchange.exit_guard import start_guarded
+from geartrain.collectives.exchange.gloo_group import GlooGroup, build_group
+from geartrain.collectives.exchange.polling_store import PollingStore
 from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.rendezvous import Rendezvous
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from geartrain.collectives.job_network import JobNetwork
     from geartrain.collectives.protocol import Collective, Pending
 
+INSIDE_MODEL = "batchnorm"
+"""Purpose of a group that layers of the model use by torch.distributed's own calls."""
 _LAST_WAIT_S = 2.0
 
 
@@ -53,6 +59,8 @@ class RankGroups:
         default_factory=dict
     )
     _exchanges: dict[tuple[str, tuple[int, ...]], Collective] = field(default_factory=dict)
+    _gloo_groups: dict[tuple[str, tuple[int, ...]], GlooGroup] = field(default_factory=dict)
+    _interrupted: threading.Event = field(default_factory=threading.Event)
     _failures: int = 0
     members: tuple[int, ...] = ()
     """Ranks that are left, rising; all at first."""
@@ -69,6 +77,16 @@ class RankGroups:
             timeout_s=self.timeout_s,
             member_ids=self.device_ids,
         )
+
+    @property
+    def lead(self) -> int:
+        """The lowest rank that is left: it records, saves and prints for all."""
+        return self.members[0]
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether it is this rank; changes when those before it are lost."""
+        return self.rank == self.members[0]
 
     def collective(
         self, ranks: Sequence[int] | None = None, purpose: str = "gradients"
@@ -118,27 +136,48 @@ class RankGroups:
         All ranks must ask for the same groups in the same order, members or not. What
         runs inside a model needs a group (a purpose) of its own, since gradients are sent
         while its backward runs.
+
+        Raises:
+            CommunicationError: If a member was lost, or does not come in time.
         """
         members = tuple(sorted(ranks)) if ranks is not None else self.members
         if len(members) == 1 or self.world_size == 1:
             return None
-        if self.generation and self.rank not in members:
+        if self.hub is None or purpose == INSIDE_MODEL:
+            return self._torch_collective(purpose, members).process_group
+        if self.rank not in members:
             return None
-        return self._torch_collective(purpose, members).process_group
+        key = (purpose, members)
+        if key not in self._gloo_groups:
+            self._gloo_groups[key] = self._make_gloo_group(members, purpose)
+        group: dist.ProcessGroup = self._gloo_groups[key].group
+        return group
+
+    def interrupt(self) -> None:
+        """Wake whoever waits in these groups, here and on their members; any thread."""
+        self._interrupted.set()
+        for group in list(self._gloo_groups.values()):
+            group.cut()
+
+    def tell_last_wait(self, wait_s: float) -> None:
+        """Say how long this rank's last exchange took, for ``collect_last_waits``."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError, ConnectionError):
+                self.store.set(f"last_wait/{self.rank}", str(wait_s))
 
     def collect_last_waits(self, wait_s: float) -> list[float]:
-        """Tell rank 0 how long this rank's last exchange took, without a collective.
+        """Tell the lead how long this rank's last exchange took, without a collective.
 
         Returns:
-            On rank 0 the waits of all ranks; its own stands in for a rank that does
+            On the lead the waits of all ranks; its own stands in for a rank that does
             not answer within 2 s. Elsewhere this rank's wait for all.
         """
         waits_s = [wait_s] * self.world_size
         if self.store is None:
             return waits_s
+        self.tell_last_wait(wait_s)
         with contextlib.suppress(RuntimeError, ConnectionError):
-            self.store.set(f"last_wait/{self.rank}", str(wait_s))
-            if self.rank == 0:
+            if self.is_lead:
                 keys = {r: f"last_wait/{r}" for r in self.members}
                 self.store.wait(list(keys.values()), timedelta(seconds=_LAST_WAIT_S))
                 for r, key in keys.items():
@@ -151,6 +190,7 @@ class RankGroups:
             self.hub.close()
         self._exchanges.clear()
         self._groups.clear()
+        self._drop_gloo_groups()
         if self.owns_default_group and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -173,6 +213,8 @@ class RankGroups:
         before, interruption = self.hub, self.rendezvous.interruption
         self.members, self.generation, self.hub = ranks, generation, hub
         self._groups.clear()
+        self._drop_gloo_groups()
+        self._interrupted = threading.Event()
         self._exchanges.clear()
         if collective is not None:
             self._exchanges["gradients", ranks] = collective
@@ -190,16 +232,12 @@ class RankGroups:
     def _torch_collective(self, purpose: str, members: tuple[int, ...]) -> TorchCollective:
         key = (purpose, members)
         if key not in self._groups:
-            self._groups[key] = self._make(members, purpose, is_first=not self._groups)
+            self._groups[key] = self._make(members, is_first=not self._groups)
         return self._groups[key]
 
-    def _make(
-        self, members: tuple[int, ...], purpose: str, *, is_first: bool
-    ) -> TorchCollective:
+    def _make(self, members: tuple[int, ...], *, is_first: bool) -> TorchCollective:
         group: dist.ProcessGroup | None
-        if self.generation:
-            group = self._make_among_survivors(members, purpose)
-        elif members == self.members and is_first:
+        if members == self.members and is_first:
             group = dist.group.WORLD
         else:
             timeout = timedelta(seconds=self.timeout_s)
@@ -211,20 +249,27 @@ class RankGroups:
         collective.find_missing = self._find_missing
         return collective
 
-    def _make_among_survivors(
-        self, members: tuple[int, ...], purpose: str
-    ) -> dist.ProcessGroup:
-        """A Gloo group that torch.distributed knows nothing of: it would ask the lost."""
+    def _make_gloo_group(self, members: tuple[int, ...], purpose: str) -> GlooGroup:
+        """A group whose connections can be cut; torch.distributed knows nothing of it."""
+        assert self.hub is not None
         assert self.store is not None
-        name = f"{purpose}/{'-'.join(map(str, members))}"
+        ended = self._interrupted
+        name = f"group/{purpose}/{'-'.join(map(str, members))}/"
+        store = PollingStore(self.store, self.generation, ended, self.timeout_s, name)
+        settings = self.hub.transport_settings(build_timeout_s=self.timeout_s)
         with lost_peers(f"making the group of ranks {members}"):
-            group: Any = dist.ProcessGroupGloo(
-                PrefixStore(f"generation/{self.generation}/group/{name}", self.store),
-                members.index(self.rank),
-                len(members),
-                timedelta(seconds=self.timeout_s),
+            group = build_group(store, members.index(self.rank), len(members), settings)
+        if ended.is_set():
+            group.cut()
+        return group
+
+    def _drop_gloo_groups(self) -> None:
+        """Gloo may keep whoever drops a group until its last wait has ended."""
+        groups, self._gloo_groups = self._gloo_groups, {}
+        for group in groups.values():
+            start_guarded(
+                threading.Thread(target=group.release, name="release group", daemon=True)
             )
-        return cast("dist.ProcessGroup", group)
 
     def _find_missing(self) -> list[str]:
         self._failures += 1

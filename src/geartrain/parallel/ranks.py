@@ -72,6 +72,11 @@ class RankPlace:
     """Where all ranks are; None for a single one."""
 
     @property
+    def devices(self) -> tuple[DeviceProfile, ...]:
+        """Of the ranks that are left, in their order."""
+        return tuple(self.fleet.devices[rank] for rank in self.groups.members)
+
+    @property
     def rank(self) -> int:
         """This process."""
         return self.groups.rank

@@ -1,9 +1,8 @@
 """After a loss: those that are left agree on how far they are, and go on from there.
 
-All members of an exchange have given their part before anyone can have its sum. So when a
-step is interrupted, some may have applied it and others not, but nobody is further than
-that. Who has applied it hands its state on to who has not; where nobody has, all do the
-step again. See docs/explanation/faults.md.
+Who has applied the interrupted step hands its state on to who has not; where nobody has,
+all do the step again. The lowest rank that is left leads from then on: it records, saves
+and prints for all. See docs/explanation/faults.md.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from geartrain.checkpoint.snapshot import read_manifest
 from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
-from geartrain.errors import CommunicationError
+from geartrain.errors import CheckpointError, CommunicationError
+from geartrain.parallel.handover import Handover, Lineage, plan_handover
 from geartrain.parallel.plan_director import KnownRates
 from geartrain.parallel.state_sync import broadcast_bytes
 from geartrain.parallel.survivors_buffers import BufferKeeper
@@ -35,72 +36,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _GOODBYE_S = 30.0
 _POLL_S = 0.01
 
 
-class PlacesDifferError(CommunicationError):
-    """The survivors know each other, but can't go on together; all of them raise it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """A call of ``session.save`` that this rank has returned from."""
+
+    path: Path
+    step: int
+    """Optimizer steps applied before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
-    """How far a rank is."""
+class _Word:
+    """What the lead tells the others once it is known who is how far."""
 
-    rank: int
-    num_steps: int
-    """Optimizer steps that were applied, or on a rank that is left out seen."""
-    holds_state: bool
-    """Whether its model is up to date; a rank that is left out has an old one."""
-    num_together: int
-    """Evaluations and reduced metrics that it has finished."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
-    """Who gives the state of the last step to whom."""
-
-    num_steps: int
-    """That all have applied afterwards."""
-    source: int
-    to: tuple[int, ...]
-    """Ranks, rising; empty where all are equally far."""
-    holders: tuple[int, ...]
-    """Ranks whose model is up to date afterwards."""
-
-
-def plan_handover(lineages: list[Lineage]) -> Handover:
-    """Decide whose state the survivors go on with.
-
-    Raises:
-        PlacesDifferError: If they can't all get there: somebody is further than those
-            that hold the state, or they are at different places of the script.
-
-    >>> behind = Lineage(rank=0, num_steps=7, holds_state=True, num_together=0)
-    >>> ahead = Lineage(rank=2, num_steps=8, holds_state=True, num_together=0)
-    >>> plan_handover([behind, ahead])
-    Handover(num_steps=8, source=2, to=(0,), holders=(0, 2))
-    """
-    holding = [lineage for lineage in lineages if lineage.holds_state]
-    furthest = max(holding, key=lambda lineage: lineage.num_steps)
-    steps = {lineage.num_steps for lineage in lineages}
-    strange = steps - {furthest.num_steps, furthest.num_steps - 1}
-    if strange or len({lineage.num_together for lineage in lineages}) > 1:
-        places = ", ".join(
-            f"rank {lineage.rank}: {lineage.num_steps} steps and "
-            f"{lineage.num_together} evaluations"
-            for lineage in lineages
-        )
-        msg = f"those that are left are at different places of the run ({places})"
-        raise PlacesDifferError(msg)
-    return Handover(
-        num_steps=furthest.num_steps,
-        source=furthest.rank,
-        to=tuple(li.rank for li in lineages if li.num_steps < furthest.num_steps),
-        holders=tuple(lineage.rank for lineage in holding),
-    )
+    rates: KnownRates
+    saves_again: bool
+    """A lead was lost before its last save was whole."""
 
 
 @dataclass(slots=True)
@@ -112,9 +67,9 @@ class Regrouper:
         groups: The ranks; changed to those that are left.
         director: Plans anew.
         engine: Told whom it exchanges gradients with.
-        recorder: Told what happened.
+        recorder: Told what happened; given the run log where this rank comes to lead.
         state: The training state as it is now.
-        run_dir: Where rank 0 says that the run goes on; None elsewhere.
+        run_dir: Where the lead says that the run goes on, and without whom.
     """
 
     survivors: Survivors
@@ -123,22 +78,30 @@ class Regrouper:
     engine: StepEngine
     recorder: RunRecorder
     state: Callable[[], TrainState]
-    run_dir: Path | None
+    run_dir: Path
+    num_in_vain: Callable[[], int]
+    """Samples of the open step that were computed here."""
     buffers: BufferKeeper = field(init=False)
     num_together: int = 0
+    last_save: Save | None = None
+    owes_save: bool = False
+    """The last save is to be made again after the next step, by all ranks alike."""
+    _losses: dict[int, WorkerLoss] = field(default_factory=dict)
+    _lead: int = 0
+    """Who led when the ranks were in step last."""
     _noticed_at_s: float = 0.0
-    _says_going_on: bool = False
 
     def __post_init__(self) -> None:
         self.buffers = BufferKeeper(self.engine.model)
+        self._lead = self.groups.lead
+        if self.groups.is_lead:
+            write_document(self.run_dir / GoingOn.FILE_NAME, GoingOn())
+        self.survivors.follow(self.report, self.groups.interrupt)
 
-    def begin_step(self, num_steps: int) -> None:
-        """A step begins: from the first one on a loss does not end the run."""
+    def begin_step(self) -> None:
+        """A step begins."""
         self.survivors.check()
         self.buffers.keep()
-        if self.run_dir is not None and not self._says_going_on:
-            self._says_going_on = True
-            write_document(self.run_dir / GoingOn.FILE_NAME, GoingOn(since_step=num_steps))
 
     def applied(self, num_steps: int) -> None:
         """A step was applied."""
@@ -196,40 +159,53 @@ class Regrouper:
             raise error
         self._noticed_at_s = self._noticed_at_s or gathering.noticed_at_s
         lost = tuple(r for r in self.groups.members if r not in gathering.ranks)
+        self.groups.regroup(
+            gathering.ranks, gathering.generation, gathering.hub, gathering.collective
+        )
+        if self.survivors.interruption() is not None:
+            self.groups.interrupt()  # it came before there was a new generation to wake
+        if self.groups.is_lead:
+            self.recorder.lead(self.run_dir)
         for rank in lost:
             self.recorder.add_event(
                 num_steps,
                 "lost",
-                f"was lost: {gathering.reason_of(rank)}; "
+                f"was lost: {self._losses[rank].reason}; "
                 f"{len(gathering.ranks)} devices go on",
                 self.groups.device_ids[rank],
             )
         self.recorder.lose(lost)
-        self.groups.regroup(
-            gathering.ranks, gathering.generation, gathering.hub, gathering.collective
-        )
         return gathering
 
-    def report(self, gathering: Gathering, lost: tuple[int, ...]) -> None:
+    def report(self, gathering: Gathering) -> None:
         """Tell the launcher whom to give up; called from the survivors' thread."""
-        if self.run_dir is None:
+        for rank, device_id in enumerate(self.groups.device_ids):
+            if rank not in gathering.ranks and rank not in self._losses:
+                self._losses[rank] = WorkerLoss(
+                    rank=rank,
+                    device_id=device_id,
+                    at_s=gathering.noticed_at_s,
+                    step=self.state().step_index,
+                    reason=gathering.reason_of(rank),
+                )
+        if self.groups.rank != gathering.ranks[0]:
             return
-        for rank in lost:
-            loss = WorkerLoss(
-                rank=rank,
-                device_id=self.groups.device_ids[rank],
-                at_s=gathering.noticed_at_s,
-                step=self.state().step_index,
-                reason=gathering.reason_of(rank),
-            )
-            write_document(self.run_dir / WorkerLoss.file_name(rank), loss)
+        for loss in self._losses.values():
+            path = self.run_dir / WorkerLoss.file_name(loss.rank)
+            if not path.exists():  # also those that a lead had no time to tell of
+                write_document(path, loss)
 
-    def say_goodbye(self, num_steps: int) -> None:
-        """Wait until all have made their last step: one of them may need this state."""
+    def say_goodbye(self, num_steps: int, finish: Callable[[], None]) -> None:
+        """Wait until all have made their last step: one of them may need this state.
+
+        Args:
+            num_steps: Optimizer steps that were applied here.
+            finish: What the lead does last; the next one does it, if it is lost.
+        """
         deadline_s = time.monotonic() + _GOODBYE_S
         while time.monotonic() < deadline_s:
             try:
-                if self._are_all_done(deadline_s):
+                if self._part(deadline_s, finish):
                     return
                 self.survivors.check()
             except CommunicationError as error:
@@ -242,7 +218,9 @@ class Regrouper:
     def close(self) -> None:
         """Gather no more."""
         self.survivors.close()
-        if self.run_dir is not None:
+        if self.survivors.is_left_out:
+            self.recorder.retire()  # another rank writes the log by now
+        elif self.groups.is_lead:
             (self.run_dir / GoingOn.FILE_NAME).unlink(missing_ok=True)
 
     # -- settling -----------------------------------------------------------------------
@@ -254,19 +232,40 @@ class Regrouper:
             num_steps=num_steps,
             holds_state=self.director.holds_state,
             num_together=self.num_together,
+            planned_sizes=self.director.planned_sizes,
+            num_in_vain=self.num_in_vain(),
         )
         lineages = rendezvous.gather("place in the run", own, Lineage)
         handover = plan_handover(lineages)
         outcome = self._hand_over(handover) if handover.to else None
-        rates = rendezvous.broadcast("rates", self.director.known_rates(), KnownRates)
+        self.director.keep_only(handover.planned_sizes)
+        word = rendezvous.broadcast("rates", self._word(), _Word)
         self.engine.regroup(self.groups.collective(), gathering.ranks)
-        self.director.regroup(rates, handover.holders)
+        self.director.regroup(word.rates, handover.holders)
+        self._lead, self.owes_save = self.groups.lead, word.saves_again
         self._tell_plan(handover.num_steps)
         return outcome
 
+    def _word(self) -> _Word:
+        return _Word(
+            rates=self.director.known_rates(),
+            saves_again=self.owes_save or self._has_lost_save(),
+        )
+
+    def _has_lost_save(self) -> bool:
+        """Whether a lead was lost before the last save was whole."""
+        if self.last_save is None or self.groups.lead == self._lead:
+            return False
+        try:
+            found = read_manifest(self.last_save.path).metadata.get("step")
+        except CheckpointError:
+            return True
+        return not isinstance(found, int) or found < self.last_save.step
+
     def _tell_plan(self, num_steps: int) -> None:
         plan = self.director.plan
-        assert plan is not None
+        if plan is None:
+            return
         self.recorder.add_event(
             num_steps,
             "replanned",
@@ -291,7 +290,12 @@ class Regrouper:
                 "trailer": self.engine.last_vector,
             }
             data = tree_to_bytes(tree)
-        received = broadcast_bytes(data, group, members.index(handover.source))
+        received = broadcast_bytes(
+            data,
+            group,
+            members.index(handover.source),
+            self.groups.rendezvous.interruption,
+        )
         if self.groups.rank == handover.source:
             return None
         parts: Any = tree_from_bytes(received)  # the tree made above
@@ -299,17 +303,33 @@ class Regrouper:
             self.state().restore(parts["state"])
         return self.engine.outcome_of(parts["trailer"])
 
-    def _are_all_done(self, deadline_s: float) -> bool:
+    def _part(self, deadline_s: float, finish: Callable[[], None]) -> bool:
+        """Whether all are done, and the lead with what it does last."""
         store = self.groups.store
         assert store is not None
         prefix = f"end/{self.groups.generation}"
-        keys = [f"{prefix}/{r}" for r in self.groups.members]
+        finished = f"{prefix}/finished"
         try:
             store.set(f"{prefix}/{self.groups.rank}", "1")
-            while time.monotonic() < deadline_s and self.survivors.interruption() is None:
-                if store.check(keys):
-                    return True
-                time.sleep(_POLL_S)
+            keys = [f"{prefix}/{rank}" for rank in self.groups.members]
+            if not self._wait_for(keys, deadline_s):
+                return False
+            if not self.groups.is_lead:
+                return self._wait_for([finished], deadline_s)
+            finish()
+            store.set(finished, "1")
         except (RuntimeError, ConnectionError):
-            return True  # the store is gone, and with it the launcher
+            pass  # the store is gone, and with it the launcher
+        return True
+
+    def _wait_for(self, keys: list[str], deadline_s: float) -> bool:
+        """Wait for keys of the store; False as soon as a member is lost."""
+        store = self.groups.store
+        assert store is not None
+        while time.monotonic() < deadline_s:
+            if store.check(keys):
+                return True
+            if self.survivors.interruption() is not None:
+                break
+            time.sleep(_POLL_S)
         return False

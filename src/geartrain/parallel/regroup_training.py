@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from geartrain.errors import CommunicationError
-from geartrain.parallel.regroup import PlacesDifferError
+from geartrain.parallel.handover import PlacesDifferError
+from geartrain.parallel.training_saves import save
 
 if TYPE_CHECKING:
     from geartrain.parallel.trainer import Trainer
@@ -67,8 +68,11 @@ def do_again(trainer: Trainer, error: CommunicationError, batch: Any) -> Any:  #
     go_on(trainer, error)
     if not was_open or trainer.step_index > steps_before:
         return batch
-    trainer.director.switch_to(loader)
-    return loader.reassign(trainer.director.keeper.share_view(trainer.place.rank))
+    # Perhaps anew: not all ranks may have had the plan by which the batch was cut.
+    view = retried(trainer, lambda: trainer.director.assign(loader))
+    if trainer.step_index > steps_before:
+        return batch
+    return loader.reassign(view)
 
 
 def go_on(trainer: Trainer, error: CommunicationError) -> None:
@@ -79,7 +83,7 @@ def go_on(trainer: Trainer, error: CommunicationError) -> None:
         TrainingStopped: If a stop was asked for in a step that others had finished.
     """
     regrouper = trainer.regrouper
-    if regrouper is None or trainer.director.plan is None:
+    if regrouper is None:
         raise error
     if trainer.settings.sync_batchnorm:
         _give_up(trainer, error, "synchronized BatchNorm belongs to all devices")
@@ -91,13 +95,32 @@ def go_on(trainer: Trainer, error: CommunicationError) -> None:
     trainer.after_regrouping(outcome)
 
 
+def save_surely(trainer: Trainer, path: Path) -> None:
+    """Save where the run ends: all wait until it is done, by the next lead if need be.
+
+    Raises:
+        CheckpointError: On the lead, if it can't be written.
+        CommunicationError: If the others can't go on.
+    """
+
+    def attempt() -> None:
+        save(trainer, path, trainer.positions())
+        rendezvous = trainer.place.groups.rendezvous
+        rendezvous.gather("saved state", trainer.step_index, int)
+
+    if trainer.regrouper is None:
+        save(trainer, path, trainer.positions())
+    else:
+        retried(trainer, attempt)
+
+
 @contextmanager
 def own_forward(trainer: Trainer) -> Iterator[None]:
     """A part of a step that only the script itself could do again."""
     try:
         yield
     except CommunicationError as error:
-        if trainer.regrouper is None or trainer.director.plan is None:
+        if trainer.regrouper is None:
             raise
         _give_up(trainer, error, "only the script can run its own forward again")
 
@@ -120,7 +143,7 @@ def _save_and_raise(trainer: Trainer, error: CommunicationError, reason: str) ->
     if trainer.is_step_open and trainer.active_loader is not None:
         trainer.active_loader.hand_back()
     path = Path(trainer.spec.run_dir) / "checkpoint"
-    trainer.save(path, trainer.positions())
+    save_surely(trainer, path)
     msg = (
         f"{reason}. The state after {trainer.step_index} steps is in {path}; start again "
         "and session.load() it: nothing is lost"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SAVE_WAIT_S = 60.0
-"""How long rank 0 waits for the others to save: they are at the same step."""
+"""How long the lead waits for the others to save: they are at the same step."""
 _ELEMENT_BYTES = 4
 
 SavedResiduals = dict[str, Any]  # Any: a tree of the checkpoint room
@@ -65,7 +65,6 @@ class ResidualState:
     loss_scale: Callable[[], float]
     _mine: MemberResiduals | None = None
     _are_coded: bool = False
-    """Whether any rank codes gradients now, so that all must take part in saving."""
     _is_open: bool = False
     _scale: float = 1.0
     """When the step under way began."""
@@ -142,11 +141,18 @@ class ResidualState:
 
     # -- saving -------------------------------------------------------------------------
 
+    @property
+    def are_coded(self) -> bool:
+        """Whether any rank codes gradients now, so that all must take part in saving."""
+        return self._are_coded
+
     def collect(self) -> SavedResiduals | None:
-        """Hand all that is owed to rank 0; all ranks call it where any codes gradients.
+        """Hand all that is owed to the lead; all ranks call it where any codes gradients.
+
+        Where it succeeds on one rank it does on all that are left.
 
         Returns:
-            On rank 0 what to save; None elsewhere, and where there is nothing.
+            On the lead what to save; None elsewhere, and where there is nothing.
 
         Raises:
             CommunicationError: If a rank did not call it, or was lost.
@@ -162,6 +168,7 @@ class ResidualState:
         ]
         group = self.groups.process_group() if _leave_a_rank(moves) else None
         arrived, here = carry_out(moves, held, me, group, self.groups.timeout_s)
+        self.groups.rendezvous.gather("collected residuals", me, int)
         if me != 0:
             return None
         pieces = merge_states(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from geartrain.errors import ConfigError
 from geartrain.parallel.trailer import RankFigures
-from geartrain.telemetry import RunEvent, RunLogWriter, StepRecord, write_document
+from geartrain.telemetry import (
+    LogEnd,
+    RunEvent,
+    RunLogWriter,
+    StepRecord,
+    write_document,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +25,9 @@ if TYPE_CHECKING:
     from geartrain.planner import Plan
 
 logger = logging.getLogger(__name__)
+
+_KEPT_STEPS = 3
+"""Nobody is further than a step, and a step's records are written one step later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +57,73 @@ def split_waits(waits_s: Sequence[float]) -> list[tuple[float, float]]:
     return [(transfer_s, wait_s - transfer_s) for wait_s in waits_s]
 
 
+@dataclass(frozen=True, slots=True)
+class _Complete:
+    """A step, and what is known of it one step later."""
+
+    facts: StepFacts
+    waits_s: tuple[float, ...]
+    following: tuple[RankFigures, ...]
+
+
 @dataclass(slots=True)
 class RunRecorder:
-    """Writes a run log; on ranks without one it does nothing.
+    """Writes a run log where this rank leads; elsewhere it keeps the last steps.
 
     How long a rank waited in a step is known to the others one step later, so a
-    step's records are written when the next one ends.
+    step's records are written when the next one ends. All ranks know the same, so that
+    whoever leads next can write what the leader before had not written yet.
     """
 
     device_ids: tuple[str, ...]
     run_dir: Path | None = None
+    """Where this rank writes; None where another one does, or nobody."""
     _writer: RunLogWriter | None = None
     _held: StepFacts | None = field(default=None)
     _lost: set[int] = field(default_factory=set)
+    _kept: deque[_Complete] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    _events: deque[RunEvent] = field(default_factory=deque)
+    _found: LogEnd = field(default_factory=LogEnd)
+    """What another rank had written of the last steps."""
+    _is_retired: bool = False
 
     def __post_init__(self) -> None:
         if self.run_dir is not None:
             self._writer = RunLogWriter(self.run_dir)
 
+    def lead(self, run_dir: Path) -> None:
+        """Go on with the log, where whoever wrote it was lost."""
+        if self._writer is not None or self._is_retired:
+            return
+        try:
+            writer = RunLogWriter(run_dir)
+            self._found = writer.take_over(self._first_kept_step())
+        except ConfigError as error:  # a full disk does not end the training
+            logger.warning("the run goes on but is no longer recorded: %s", error)
+            self._is_retired = True
+            return
+        self._writer, self.run_dir = writer, run_dir
+        events, self._events = self._events, deque()
+        known = self._found.events.copy()
+        for event in events:
+            key = (event.step, event.kind, event.device_id)
+            known[key] -= 1
+            if known[key] < 0:
+                writer.add_event(event)
+        for complete in self._kept:
+            self._write(complete)
+        self._kept.clear()
+
+    def retire(self) -> None:
+        """Write nothing more: the others go on without this rank."""
+        self.close()
+        self._is_retired = True
+
     def add_step(self, facts: StepFacts) -> None:
         """Take a step; writes the one before, whose waits have come with it."""
         if self._held is not None:
-            waits_s = [f.previous_wait_s for f in facts.figures]
-            self._write(self._held, waits_s, facts.figures)
+            waits_s = tuple(f.previous_wait_s for f in facts.figures)
+            self._complete(_Complete(self._held, waits_s, facts.figures))
         self._held = facts
 
     def add_event(
@@ -81,8 +135,6 @@ class RunRecorder:
         values: dict[str, float] | None = None,
     ) -> None:
         """Write an event."""
-        if self._writer is None:
-            return
         event = RunEvent(
             step=step,
             at_s=time.time(),
@@ -91,7 +143,12 @@ class RunRecorder:
             device_id=device_id,
             values=values or {},
         )
-        self._writer.add_event(event)
+        if self._writer is not None:
+            self._writer.add_event(event)
+            return
+        self._events.append(event)
+        while self._events and self._events[0].step < self._first_kept_step():
+            self._events.popleft()
 
     def lose(self, ranks: Sequence[int]) -> None:
         """Write no more steps of these ranks, from the step under way on."""
@@ -109,7 +166,7 @@ class RunRecorder:
     def flush(self, waits_s: Sequence[float]) -> None:
         """Write the last step, whose waits were gathered separately."""
         if self._held is not None:
-            self._write(self._held, waits_s)
+            self._complete(_Complete(self._held, tuple(waits_s), ()))
             self._held = None
 
     def close(self) -> None:
@@ -118,19 +175,25 @@ class RunRecorder:
             self._writer.close()
             self._writer = None
 
-    def _write(
-        self,
-        facts: StepFacts,
-        waits_s: Sequence[float],
-        following: Sequence[RankFigures] = (),
-    ) -> None:
-        """Write a step; what its exchange took comes with the figures of the next one."""
+    def _first_kept_step(self) -> int:
+        if self._kept:
+            return self._kept[0].facts.step
+        return self._held.step if self._held is not None else 0
+
+    def _complete(self, complete: _Complete) -> None:
         if self._writer is None:
-            return
-        exchanges = following or [RankFigures()] * len(facts.figures)
+            self._kept.append(complete)
+        else:
+            self._write(complete)
+
+    def _write(self, complete: _Complete) -> None:
+        """Write a step; what its exchange took comes with the figures of the next one."""
+        assert self._writer is not None
+        facts, waits_s = complete.facts, complete.waits_s
+        exchanges = complete.following or (RankFigures(),) * len(facts.figures)
         # How long lost ranks waited in their last step will never be known.
         least_s = min(w for r, w in enumerate(waits_s) if r not in self._lost)
-        waits_s = [least_s if r in self._lost else w for r, w in enumerate(waits_s)]
+        waits_s = tuple(least_s if r in self._lost else w for r, w in enumerate(waits_s))
         splits = split_waits(waits_s)
         self._writer.add_steps(
             [
@@ -153,5 +216,6 @@ class RunRecorder:
                     zip(self.device_ids, facts.figures, exchanges, splits, strict=True)
                 )
                 if rank not in self._lost or figures.compute_s > 0
+                if (facts.step, device_id) not in self._found.records
             ]
         )

@@ -99,11 +99,21 @@ def save_state(
     Raises:
         CheckpointError: If it can't be written; an older snapshot there is kept.
     """
+    components = whole_state(state, positions, residuals)
+    save_snapshot(path, components, metadata={"step": state.step_index})
+
+
+def whole_state(
+    state: TrainState,
+    positions: Sequence[dict[str, int | bool]],
+    residuals: SavedResiduals | None = None,
+) -> dict[str, Any]:  # Any: trees of the checkpoint room
+    """All that is saved, as state dicts by name; tensors are not copied."""
     components = state.components()
     components["training"]["loaders"] = [dict(position) for position in positions]
     if residuals is not None:
         components[_RESIDUALS] = residuals
-    save_snapshot(path, components, metadata={"step": state.step_index})
+    return components
 
 
 def load_state(path: Path, state: TrainState) -> LoadedState:
@@ -113,13 +123,30 @@ def load_state(path: Path, state: TrainState) -> LoadedState:
         CheckpointError: If it is damaged, incomplete, or of another model.
     """
     read_manifest(path)
-    parts = load_snapshot(path)
+    return adopt_state(load_snapshot(path), state, str(path))
+
+
+def adopt_state(
+    parts: dict[str, Any],  # Any: state dicts by name
+    state: TrainState,
+    source: str,
+) -> LoadedState:
+    """Take on what was saved, whatever it was read from.
+
+    Args:
+        parts: What ``whole_state`` had made.
+        state: Of this rank.
+        source: Of the parts, for errors.
+
+    Raises:
+        CheckpointError: If it is incomplete or of another model.
+    """
     missing = [name for name in _REQUIRED if name not in parts]
     if missing:
-        msg = f"{path} lacks {', '.join(missing)}; give the folder that save() was given"
+        msg = f"{source} lacks {', '.join(missing)}; give what a training has saved"
         raise CheckpointError(msg)
     state.restore(parts)
-    training: Any = parts["training"]  # written by save_state
+    training: Any = parts["training"]  # written by whole_state
     return LoadedState(
         positions=list(training.get("loaders", [])),
         step_index=int(training["step_index"]),
@@ -127,20 +154,26 @@ def load_state(path: Path, state: TrainState) -> LoadedState:
     )
 
 
-def send_state(groups: RankGroups, members: tuple[int, ...], state: TrainState) -> None:
-    """Give rank 0's state to ranks that were left out; all ranks must call it.
+def send_state(
+    groups: RankGroups, members: tuple[int, ...], state: TrainState, source: int
+) -> None:
+    """Give a rank's state to others that do not hold it; all ranks must call it.
 
     Args:
         groups: All ranks.
-        members: Rank 0 and those that return.
-        state: This rank's state: read on rank 0, written on the others.
+        members: The one that gives it, and those that receive.
+        state: This rank's state: read on the source, written on the others.
+        source: The rank whose state it is.
     """
+    members = tuple(sorted(members))
     group = groups.process_group(members)
     if groups.rank not in members or group is None:
         return
-    is_source = groups.rank == 0
+    is_source = groups.rank == source
     data = tree_to_bytes(state.components()) if is_source else None
-    received = broadcast_bytes(data, group)
+    received = broadcast_bytes(
+        data, group, members.index(source), groups.rendezvous.interruption
+    )
     if not is_source:
         parts: Any = tree_from_bytes(received)  # a tree that components() made
         state.restore(parts)

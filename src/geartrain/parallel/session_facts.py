@@ -34,8 +34,11 @@ class SessionFacts:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and saves."""
-        return self.rank == 0
+        """Whether this rank leads, and so prints and saves: the lowest that is left.
+
+        It is rank 0, and the next one from when rank 0 is lost.
+        """
+        return self._place.groups.is_lead
 
     @property
     def device(self) -> torch.device:
@@ -64,7 +67,7 @@ class SessionFacts:
         return self._trainer.director.plan if self._trainer is not None else None
 
     def print(self, *values: object) -> None:
-        """Print on rank 0 only."""
+        """Print on the rank that leads only."""
         if self.is_main:
             print(*values, flush=True)  # noqa: T201 - the user's own output
 

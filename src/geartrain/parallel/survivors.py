@@ -78,8 +78,6 @@ class Survivors:
         rank: This process.
         hub: Of all ranks; its faults are followed from now on.
         min_devices: With fewer ranks left nobody goes on.
-        on_gathered: Told of ranks that were lost, from the thread, once an exchange among
-            those left is open.
     """
 
     def __init__(
@@ -89,14 +87,16 @@ class Survivors:
         hub: ExchangeHub,
         *,
         min_devices: int = 1,
-        on_gathered: Callable[[Gathering, tuple[int, ...]], None] | None = None,
     ) -> None:
         self._store = store
         self._calls = _clone(store)
         self._rank = rank
         self._names = hub.place.device_ids
         self._min_devices = min_devices
-        self.on_gathered = on_gathered
+        self._on_gathered: Callable[[Gathering], None] | None = None
+        self._on_interrupted: Callable[[], None] | None = None
+        self.is_left_out = False
+        """Whether the others go on without this rank."""
         self._changed = threading.Condition()
         self._faults: dict[int, Fault] = {}  # the first of each generation
         self._hub = hub  # of the generation reached
@@ -105,6 +105,7 @@ class Survivors:
         self._is_gathering = False
         self._is_closed = False
         self._latest: Gathering | None = None
+        self._untold: Gathering | None = None
         self._failure: str | None = None
         self._settled = 0  # generation that the training goes on with
         hub.on_fault = partial(self._faulted, 0)
@@ -113,6 +114,23 @@ class Survivors:
         """Why nothing more will come of the generation in force; None while all is well."""
         fault = self._faults.get(self._settled)
         return _reason(fault) if fault is not None else None
+
+    def follow(
+        self, on_gathered: Callable[[Gathering], None], on_interrupted: Callable[[], None]
+    ) -> None:
+        """Have functions called from the thread; what came before is told at once.
+
+        Args:
+            on_gathered: Once an exchange among those left is open.
+            on_interrupted: As soon as a member was lost; must not block.
+        """
+        with self._changed:
+            self._on_gathered, self._on_interrupted = on_gathered, on_interrupted
+            latest, was_interrupted = self._untold, bool(self._faults)
+        if was_interrupted:
+            on_interrupted()
+        if latest is not None:
+            on_gathered(latest)
 
     def check(self) -> None:
         """Look whether the generation in force has ended, without waiting.
@@ -181,12 +199,14 @@ class Survivors:
     def _join_next(self) -> bool:
         """Join those that are left; whether one of them was lost meanwhile."""
         fault = self._faults[self._reached]
-        before, noticed_at_s = self._ranks, fault.at_s
         self._hub.abort(fault.detail)
-        gathering = self._find_members(fault, noticed_at_s)
-        lost = tuple(r for r in before if r not in gathering.ranks)
-        if self.on_gathered is not None:
-            self.on_gathered(gathering, lost)
+        if self._on_interrupted is not None:
+            self._on_interrupted()
+        gathering = self._find_members(fault, fault.at_s)
+        with self._changed:
+            on_gathered, self._untold = self._on_gathered, gathering
+        if on_gathered is not None:
+            on_gathered(gathering)
         with self._changed:
             self._hub, self._ranks = gathering.hub, gathering.ranks
             self._reached, self._latest = gathering.generation, gathering
@@ -240,15 +260,10 @@ class Survivors:
 
     def _check(self, ranks: tuple[int, ...], reason: str) -> None:
         if self._rank not in ranks:
+            self.is_left_out = True
             msg = (
                 f"the others go on without {self._names[self._rank]}, which did not answer "
                 "in time; what it computed since was not applied"
-            )
-            raise CommunicationError(msg)
-        if 0 not in ranks:
-            msg = (
-                f"rank 0 ({self._names[0]}) was lost, and the run can't go on without it "
-                f"({reason}); start again and load the last save"
             )
             raise CommunicationError(msg)
         if len(ranks) < self._min_devices:

@@ -24,10 +24,11 @@ from geartrain.parallel.regroup_training import (
     do_again,
     own_forward,
     retried,
+    save_surely,
 )
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
-from geartrain.parallel.saved_state import TrainState, load_state, save_state
+from geartrain.parallel.saved_state import TrainState, load_state
 from geartrain.parallel.state_sync import broadcast_buffers
 from geartrain.parallel.step_engine import StepEngine
 from geartrain.parallel.step_update import StepOutcome
@@ -44,6 +45,7 @@ from geartrain.parallel.trainer_setup import (
     make_survivors,
     prepare_model,
 )
+from geartrain.parallel.training_saves import finish, save, save_again
 from geartrain.parallel.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -76,9 +78,9 @@ class Trainer:
     is_evaluating: bool = False
     positions: Callable[[], list[dict[str, int | bool]]] = list
     """Positions of all the session's loaders, for saving when asked to stop."""
-    _engine: StepEngine = field(init=False)
-    _residuals: ResidualState = field(init=False)
-    _recorder: RunRecorder = field(init=False)
+    engine: StepEngine = field(init=False)
+    residuals: ResidualState = field(init=False)
+    recorder: RunRecorder = field(init=False)
     director: PlanDirector = field(init=False)
     _open_step: OpenStep = field(init=False)
     _stop_requested: bool = False
@@ -96,22 +98,24 @@ class Trainer:
         if self.spec is not None:
             install_stop_handler(self._request_stop)
         place, parts, settings = self.place, self.parts, self.settings
-        spec, is_main = self.spec, place.rank == 0
-        run_dir = Path(spec.run_dir) if spec is not None and is_main else None
-        self._recorder = RunRecorder(device_ids=place.groups.device_ids, run_dir=run_dir)
+        spec, groups = self.spec, place.groups
+        run_dir = Path(spec.run_dir) if spec is not None else None
+        self.recorder = RunRecorder(
+            device_ids=groups.device_ids, run_dir=run_dir if groups.is_lead else None
+        )
         place.groups.hub = make_hub(place, settings, self.spec)
         survivors = make_survivors(place.groups, self.spec)
         self.model = prepare_model(place, parts, settings)
         self.calls = make_calls(place, parts, settings, self.model)
-        self._engine = make_engine(place, parts, settings, self.model)
+        self.engine = make_engine(place, parts, settings, self.model)
         self._tell_algorithm()
-        self._residuals = make_residuals(place.groups, self._engine)
+        self.residuals = make_residuals(place.groups, self.engine)
         self.director = self._make_director()
-        self._watcher = make_watcher(place.groups, self.director, self._recorder)
+        self._watcher = make_watcher(place.groups, self.director, self.recorder)
         self._open_step = OpenStep(
-            place, self.calls, self._engine, self.director, settings.seed
+            place, self.calls, self.engine, self.director, settings.seed
         )
-        if survivors is not None:
+        if survivors is not None and run_dir is not None:
             self.regrouper = self._make_regrouper(survivors, run_dir)
 
     # -- what the session asks ----------------------------------------------------
@@ -150,10 +154,10 @@ class Trainer:
                 check_members(self)
                 with self._open_step.context(micro, self.step_index):
                     terms = self.calls.loss_terms(micro.batch)
-                    self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
+                    self.engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
                 self._open_step.count(micro)
         except BaseException:
-            self._engine.abandon()
+            self.engine.abandon()
             raise
         return self._close()
 
@@ -172,7 +176,7 @@ class Trainer:
                     )
                     raise ConfigError(msg)
         except BaseException:  # GeneratorExit too: the loop was left before its end
-            self._engine.abandon()
+            self.engine.abandon()
             raise
         finally:
             self._work = self._micro = None
@@ -188,7 +192,7 @@ class Trainer:
         self._micro = None
         with own_forward(self):
             check_members(self)
-            self._engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
+            self.engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
         self._open_step.count(micro)
 
     def optimizer_step(self) -> float:
@@ -214,24 +218,20 @@ class Trainer:
         return result
 
     def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
-        """Save everything on rank 0; see ``Session.save``."""
-        residuals = self._residuals.collect()
-        if self.place.rank != 0:
-            return
-        save_state(path, self._state(), positions, residuals)
-        self._recorder.add_event(self.step_index, "saved", f"saved to {path}")
+        """Save everything on the lead; see ``Session.save``."""
+        save(self, path, positions)
 
     def load(self, path: Path) -> list[dict[str, int | bool]]:
         """Load everything; returns the loaders' positions."""
-        loaded = load_state(path, self._state())
+        loaded = load_state(path, self.state())
         self.step_index = loaded.step_index
-        self._residuals.restore(loaded.residuals)
+        retried(self, lambda: self.residuals.restore(loaded.residuals))
         return loaded.positions
 
     def average_models(self) -> None:
         """Give all ranks one model, where steps are not exact; all ranks must call it."""
-        if self._engine.averager is not None:
-            self._engine.averager.settle()
+        if self.engine.averager is not None:
+            self.engine.averager.settle()
 
     def sync_buffers(self) -> None:
         """Before evaluating: running statistics may differ between ranks."""
@@ -245,30 +245,33 @@ class Trainer:
 
     def close(self, *, gather_waits: bool) -> None:
         """Write the last step's records."""
+        wait_s = self.engine.last_wait_s
+        waits_s = [wait_s] * self.place.world_size
         if self.regrouper is not None:
             if gather_waits:
-                self.regrouper.say_goodbye(self.step_index)
+                self.place.groups.tell_last_wait(wait_s)
+                self.regrouper.say_goodbye(self.step_index, lambda: finish(self))
             self.regrouper.close()
-        waits_s = [self._engine.last_wait_s] * self.place.world_size
-        if gather_waits:
-            waits_s = self.place.groups.collect_last_waits(self._engine.last_wait_s)
-        self._recorder.flush(waits_s)
-        self._recorder.close()
+        elif gather_waits:
+            waits_s = self.place.groups.collect_last_waits(wait_s)
+        self.recorder.flush(waits_s)
+        self.recorder.close()
 
     # -- a step ---------------------------------------------------------------------
 
     def _open(self, batch: Any) -> Iterator[MicroBatch]:
         self.is_step_open = True
         if self.regrouper is not None:
-            self.regrouper.begin_step(self.step_index)
+            self.regrouper.begin_step()
         return self._open_step.open(batch, self.step_index)
 
     def _close(self) -> float:
         figures = self._open_step.figures(self.step_index)
-        outcome = self._engine.finish(figures, stop=self._stop_requested)
+        outcome = self.engine.finish(figures, stop=self._stop_requested)
         seen = self._record(outcome)
         self._step_scheduler(outcome.loss)
         self._count_step(outcome)
+        save_again(self)
         if outcome.trailer.stop_requested:
             self._stop()
         if self.active_loader is not None:
@@ -307,7 +310,7 @@ class Trainer:
             loss=outcome.loss,
             figures=tuple(outcome.trailer.ranks),
         )
-        self._recorder.add_step(facts)
+        self.recorder.add_step(facts)
         return facts.figures
 
     def _count_step(self, outcome: StepOutcome) -> None:
@@ -319,7 +322,7 @@ class Trainer:
 
     def _step_scheduler(self, loss: float) -> None:
         scheduler = self.parts.lr_scheduler
-        if scheduler is None or self._engine.gradient_group is None:
+        if scheduler is None or self.engine.gradient_group is None:
             return
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             scheduler.step(loss)
@@ -331,11 +334,9 @@ class Trainer:
         if self.spec is not None:  # all ranks stop after the same step
             path = Path(self.spec.run_dir) / "checkpoint"
             self.average_models()
-            self.save(path, self.positions())
-            where = f"; saved to {path}" if self.place.rank == 0 else ""
-        self._recorder.add_event(
-            self.step_index, "stopped", f"stopped when asked to{where}"
-        )
+            save_surely(self, path)
+            where = f"; saved to {path}" if self.place.groups.is_lead else ""
+        self.recorder.add_event(self.step_index, "stopped", f"stopped when asked to{where}")
         msg = f"stopped after {self.step_index} steps because it was asked to{where}"
         raise TrainingStopped(msg)
 
@@ -350,25 +351,24 @@ class Trainer:
         return PlanDirector(
             place=self.place,
             calls=self.calls,
-            engine=self._engine,
+            engine=self.engine,
             settings=self.settings,
             spec=self.spec,
-            recorder=self._recorder,
-            state=self._state,
+            recorder=self.recorder,
+            state=self.state,
         )
 
-    def _make_regrouper(self, survivors: Survivors, run_dir: Path | None) -> Regrouper:
-        regrouper = Regrouper(
+    def _make_regrouper(self, survivors: Survivors, run_dir: Path) -> Regrouper:
+        return Regrouper(
             survivors=survivors,
             groups=self.place.groups,
             director=self.director,
-            engine=self._engine,
-            recorder=self._recorder,
-            state=self._state,
+            engine=self.engine,
+            recorder=self.recorder,
+            state=self.state,
             run_dir=run_dir,
+            num_in_vain=self._open_step.num_computed,
         )
-        survivors.on_gathered = regrouper.report
-        return regrouper
 
     def _request_stop(self) -> None:
         self._stop_requested = True
@@ -376,17 +376,18 @@ class Trainer:
     def _tell_algorithm(self) -> None:
         algorithm = self.settings.algorithm
         if not isinstance(algorithm, str):
-            self._recorder.add_event(0, "note", algorithm.description)
-            if self.place.rank == 0:
+            self.recorder.add_event(0, "note", algorithm.description)
+            if self.place.groups.is_lead:
                 logger.warning("%s", algorithm.description)
 
-    def _state(self) -> TrainState:
+    def state(self) -> TrainState:
+        """What makes up the training as it is now."""
         return TrainState(
             model=self.model,
             optimizer=self.parts.optimizer,
             lr_scheduler=self.parts.lr_scheduler,
-            scaler=self._engine.scaler,
+            scaler=self.engine.scaler,
             step_index=self.step_index,
             seed=self.settings.seed,
-            averager=self._engine.averager,
+            averager=self.engine.averager,
         )

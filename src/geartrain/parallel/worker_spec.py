@@ -62,18 +62,17 @@ class WorkerSpec:
 class GoingOn:
     """Says, in the run directory, that a lost worker does not end the run by now.
 
-    Before the first plan is made, and after the session was closed, it does.
+    Before ``setup()`` is done, and after the session was closed, it does.
     """
 
     FILE_NAME: ClassVar[str] = "survivors.json"
 
-    since_step: int
     schema_version: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoss:
-    """A worker that the others go on without, in ``lost-RANK.json``, written by rank 0."""
+    """A worker that the others go on without, in ``lost-RANK.json``, by who leads them."""
 
     rank: int
     device_id: str

@@ -7,9 +7,10 @@ from geartrain.telemetry.documents import (
     write_document,
 )
 from geartrain.telemetry.records import RunEvent, RunManifest, StepRecord
-from geartrain.telemetry.run_log import RunLogReader, RunLogWriter
+from geartrain.telemetry.run_log import LogEnd, RunLogReader, RunLogWriter
 
 __all__ = [
+    "LogEnd",
     "RunEvent",
     "RunLogReader",
     "RunLogWriter",

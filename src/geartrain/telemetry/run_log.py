@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -19,6 +21,18 @@ EVENTS_NAME = "events.jsonl"
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", StepRecord, RunEvent)
+
+_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """What the last steps of a log hold, for who goes on with it."""
+
+    records: frozenset[tuple[int, str]] = frozenset()
+    """Step and device of each StepRecord."""
+    events: Counter[tuple[int, str, str]] = field(default_factory=Counter)
+    """How many there are of a step, kind and device."""
 
 
 class RunLogWriter:
@@ -36,6 +50,28 @@ class RunLogWriter:
         except OSError as error:
             msg = f"cannot write a run log in {run_dir}: {error.strerror}"
             raise ConfigError(msg) from error
+
+    def take_over(self, since_step: int) -> LogEnd:
+        """Go on where another process, which was killed, has left off.
+
+        A line that it had half written is cut off.
+
+        Args:
+            since_step: What was written of this step and later ones is returned.
+
+        Raises:
+            ConfigError: If a file can't be read.
+        """
+        try:
+            steps = _last_lines(Path(str(self._steps.name)), StepRecord, since_step)
+            events = _last_lines(Path(str(self._events.name)), RunEvent, since_step)
+        except OSError as error:
+            msg = f"cannot go on with {self._steps.name}: {error.strerror}"
+            raise ConfigError(msg) from error
+        return LogEnd(
+            frozenset((record.step, record.device_id) for record in steps),
+            Counter((event.step, event.kind, event.device_id) for event in events),
+        )
 
     def add_steps(self, records: list[StepRecord]) -> None:
         """Append the records of one step, all devices, in one write."""
@@ -89,23 +125,58 @@ class RunLogReader:
 
 
 class _Tail:
+    """Complete lines only: what follows the last one may yet be cut off."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stream: IO[bytes] | None = None
-        self._rest = b""
+        self._num_read = 0
 
     def new_lines(self) -> list[bytes]:
         if self._stream is None:
             if not self._path.exists():
                 return []
             self._stream = self._path.open("rb")
-        *lines, self._rest = (self._rest + self._stream.read()).split(b"\n")
+        self._stream.seek(self._num_read)
+        *lines, rest = self._stream.read().split(b"\n")
+        self._num_read = self._stream.tell() - len(rest)
         return lines
 
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _last_lines(path: Path, kind: type[T], since_step: int) -> list[T]:
+    """The records at a file's end that are of a step or later; cuts off half a line."""
+    found: list[T] = []
+    with path.open("r+b") as stream:
+        at = _cut_off_half_line(stream)
+        data = b""
+        while at and (not found or found[0].step >= since_step):
+            start = max(at - _BLOCK_BYTES, 0)
+            stream.seek(start)
+            data, at = stream.read(at - start) + data, start
+            lines = data.splitlines()
+            # Where the file goes on before it, the first line is a part of one.
+            found = [_decode(line, kind) for line in (lines[1:] if at else lines)]
+    return [record for record in found if record.step >= since_step]
+
+
+def _cut_off_half_line(stream: IO[bytes]) -> int:
+    """Leave complete lines only; returns the file's size in bytes."""
+    at = stream.seek(0, 2)
+    while at:
+        start = max(at - _BLOCK_BYTES, 0)
+        stream.seek(start)
+        end = stream.read(at - start).rfind(b"\n") + 1
+        if end:
+            at = start + end
+            break
+        at = start
+    stream.truncate(at)
+    return at
 
 
 def _with_nan(fields: Any) -> Any:  # Any: what JSON holds, checked by convert

@@ -1,0 +1,87 @@
+"""Decides, after a loss, whose state those that are left go on with. Pure.
+
+All members of an exchange have given their part before anyone can have its sum. So when a
+step is interrupted, some may have applied it and others not, but nobody is further than
+that. See docs/explanation/faults.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from geartrain.errors import CommunicationError
+
+
+class PlacesDifferError(CommunicationError):
+    """The survivors know each other, but can't go on together; all of them raise it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """How far a rank is."""
+
+    rank: int
+    num_steps: int
+    """Optimizer steps that were applied, or on a rank that is left out seen."""
+    holds_state: bool
+    """Whether its model is up to date; a rank that is left out has an old one."""
+    num_together: int
+    """Evaluations and reduced metrics that it has finished."""
+    planned_sizes: tuple[int, ...] = ()
+    """Global batch sizes that it has a plan for."""
+    num_in_vain: int = 0
+    """Samples that it has computed of a step that was not applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """Who gives the state of the last step to whom."""
+
+    num_steps: int
+    """That all have applied afterwards."""
+    source: int
+    to: tuple[int, ...]
+    """Ranks, rising; empty where all are equally far."""
+    holders: tuple[int, ...]
+    """Ranks whose model is up to date afterwards."""
+    planned_sizes: tuple[int, ...] = ()
+    """Global batch sizes that all have a plan for, rising."""
+    num_in_vain: int = 0
+    """Samples of the interrupted step that are computed again."""
+
+
+def plan_handover(lineages: list[Lineage]) -> Handover:
+    """Decide whose state the survivors go on with.
+
+    Raises:
+        PlacesDifferError: If they can't all get there: somebody is further than those
+            that hold the state, or they are at different places of the script.
+
+    >>> behind = Lineage(rank=0, num_steps=7, holds_state=True, num_together=0)
+    >>> ahead = Lineage(rank=2, num_steps=8, holds_state=True, num_together=0)
+    >>> handover = plan_handover([behind, ahead])
+    >>> handover.num_steps, handover.source, handover.to, handover.holders
+    (8, 2, (0,), (0, 2))
+    """
+    holding = [lineage for lineage in lineages if lineage.holds_state]
+    furthest = max(holding, key=lambda lineage: lineage.num_steps)
+    steps = {lineage.num_steps for lineage in lineages}
+    strange = steps - {furthest.num_steps, furthest.num_steps - 1}
+    if strange or len({lineage.num_together for lineage in lineages}) > 1:
+        places = ", ".join(
+            f"rank {lineage.rank}: {lineage.num_steps} steps and "
+            f"{lineage.num_together} evaluations"
+            for lineage in lineages
+        )
+        msg = f"those that are left are at different places of the run ({places})"
+        raise PlacesDifferError(msg)
+    common = set.intersection(*(set(lineage.planned_sizes) for lineage in lineages))
+    is_redone = len(steps) == 1
+    return Handover(
+        num_steps=furthest.num_steps,
+        source=furthest.rank,
+        to=tuple(li.rank for li in lineages if li.num_steps < furthest.num_steps),
+        holders=tuple(lineage.rank for lineage in holding),
+        planned_sizes=tuple(sorted(common)),
+        num_in_vain=sum(lineage.num_in_vain for lineage in lineages) if is_redone else 0,
+    )

@@ -1,0 +1,75 @@
+"""When a training is saved, and what becomes of a save whose writer is lost."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geartrain.parallel.regroup import Save
+from geartrain.parallel.saved_state import save_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from geartrain.parallel.residual_state import SavedResiduals
+    from geartrain.parallel.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def save(trainer: Trainer, path: Path, positions: Sequence[dict[str, int | bool]]) -> None:
+    """Save everything: the lead writes, the others return at once.
+
+    Args:
+        trainer: Of this rank.
+        path: Of the snapshot.
+        positions: Of the loaders.
+
+    Raises:
+        CheckpointError: On the lead, if it can't be written.
+        CommunicationError: If the others can't go on.
+    """
+    residuals = None
+    if trainer.residuals.are_coded:
+        residuals = trainer.together(trainer.residuals.collect)
+    if trainer.place.groups.is_lead:
+        _write(trainer, path, positions, residuals)
+    if trainer.regrouper is not None:
+        trainer.regrouper.last_save = Save(path=path, step=trainer.step_index)
+
+
+def save_again(trainer: Trainer) -> None:
+    """Make a save that a lead was lost over; all ranks call it after the same step."""
+    path = _owed(trainer)
+    if path is not None:
+        save(trainer, path, trainer.positions())
+
+
+def finish(trainer: Trainer) -> None:
+    """What the lead does once all have made their last step."""
+    path = _owed(trainer)
+    if path is not None:
+        if trainer.residuals.are_coded:
+            logger.warning("%s lacks what compression owed, lost with its writer", path)
+        _write(trainer, path, trainer.positions(), None)
+    wait_s = trainer.engine.last_wait_s
+    trainer.recorder.flush(trainer.place.groups.collect_last_waits(wait_s))
+
+
+def _owed(trainer: Trainer) -> Path | None:
+    regrouper = trainer.regrouper
+    if regrouper is None or not regrouper.owes_save:
+        return None
+    regrouper.owes_save = False
+    return regrouper.last_save.path if regrouper.last_save is not None else None
+
+
+def _write(
+    trainer: Trainer,
+    path: Path,
+    positions: Sequence[dict[str, int | bool]],
+    residuals: SavedResiduals | None,
+) -> None:
+    save_state(path, trainer.state(), positions, residuals)
+    trainer.recorder.add_event(trainer.step_index, "saved", f"saved to {path}")
