@@ -161,7 +161,7 @@ def test_members_that_commit_different_attempts_are_found(tmp_path: Path) -> Non
 
 
 def test_step_that_comes_twice_is_found_unless_a_state_was_loaded(tmp_path: Path) -> None:
-    again = [work(4, 0, 3), commit(5, "plan3")]
+    again: list[Record] = [work(4, 0, 3), commit(5, "plan3")]
 
     def twice(name: str, records: list[Record]) -> list[Record]:
         return [*records[:-1], *again, records[-1]] if name == "a" else records

@@ -49,7 +49,7 @@ def convert_real_trace(path: Path) -> tuple[TraceEntry, ...]:
 
 
 def settings(**changes: Any) -> ReplaySettings:
-    fields = {
+    fields: dict[str, Any] = {
         "device_ids": DEVICES,
         "kinds": tuple(KINDS.values()),
         "speed": 10.0,
