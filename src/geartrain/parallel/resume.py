@@ -32,18 +32,19 @@ class Resumable:
     """What the run that saved it was started with; empty where that isn't known."""
 
 
-def find_resumable(place: str) -> Resumable:
+def find_resumable(place: str, others: Sequence[str] = ()) -> Resumable:
     """Find the newest whole state of a run.
 
     Args:
         place: A run directory, a folder that ``Session.save`` wrote, or a store of
             versions: a directory or a URL such as ``s3://bucket/run``.
+        others: Stores to turn to where something in a version is damaged.
 
     Raises:
         CheckpointError: If there is none, naming where it was looked for.
     """
     if "://" in place:
-        return _of_stores([open_store(place)], place)
+        return _of_store(open_store(place), place, others)
     folder = Path(place)
     if not folder.is_dir():
         msg = f"there is no folder {place}; give a run directory, such as one of runs/"
@@ -53,8 +54,8 @@ def find_resumable(place: str) -> Resumable:
         for one in (
             _snapshot_in(folder),
             _snapshot_in(folder / SNAPSHOT_NAME),
-            _versions_in(folder / CHECKPOINTS_NAME),
-            _versions_in(folder),
+            _versions_in(folder / CHECKPOINTS_NAME, others),
+            _versions_in(folder, others),
         )
         if one is not None
     ]
@@ -111,21 +112,21 @@ def _snapshot_in(folder: Path) -> Resumable | None:
     )
 
 
-def _versions_in(folder: Path) -> Resumable | None:
+def _versions_in(folder: Path, others: Sequence[str]) -> Resumable | None:
     store = FileStore(folder)
     if not folder.is_dir() or not list_versions(store):
         return None
-    return _of_stores([store], str(folder.resolve()))
+    return _of_store(store, str(folder.resolve()), others)
 
 
-def _of_stores(stores: Sequence[ObjectStore], place: str) -> Resumable:
-    latest = _latest_full(stores)
+def _of_store(store: ObjectStore, place: str, others: Sequence[str]) -> Resumable:
+    latest = _latest_full([store, *(open_store(other) for other in others)])
     if latest is None:
         msg = f"{place} holds no version that a training can go on from"
         raise CheckpointError(msg)
     manifest = latest.manifest
     return Resumable(
-        spec=ResumeSpec(stores=(place,), version=latest.name, step=manifest.step),
+        spec=ResumeSpec(stores=(place, *others), version=latest.name, step=manifest.step),
         created_at_s=manifest.created_at_s,
         config=manifest.config,
     )
