@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import click
 
-from geartrain.cli import bench, chaos, emulate, plan, probe, report, run
+from geartrain.cli import (
+    bench,
+    chaos,
+    checkpoint,
+    emulate,
+    nodes,
+    plan,
+    probe,
+    report,
+    run,
+    scale,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,3 +31,6 @@ main.add_command(report.report)
 main.add_command(emulate.emulate)
 main.add_command(bench.bench)
 main.add_command(chaos.chaos)
+main.add_command(checkpoint.checkpoint)
+main.add_command(scale.scale)
+main.add_command(nodes.nodes)
