@@ -47,9 +47,10 @@ def save_and_die(step, at, dies_after):
 save(LocalTier(directory), make_content(SIZES, seed=0), step=0)
 last, kills, finished = 0, 0, 0
 for step in range(1, trials + 1):
+    at = source.randrange(1, 140)  # of some 115 calls
     pid = os.fork()
     if pid == 0:
-        save_and_die(step, source.randrange(1, 120), step % 2)
+        save_and_die(step, at, step % 2)
     _, status = os.waitpid(pid, 0)
     tier = LocalTier(directory)
     latest = tier.latest()

@@ -17,33 +17,19 @@ from geartrain.checkpoint.pieces import StateFacts
 from geartrain.checkpoint.ranges import StateRange, split_ownership
 from geartrain.checkpoint.state_tensors import (
     held_pieces,
-    load_components,
     restore_objects,
     take_apart,
 )
 from geartrain.checkpoint.tree_file import tree_to_bytes
 from geartrain.checkpoint.versions import Version
+from geartrain.checkpoint.whole_state import load_state, save_state
 from geartrain.errors import CheckpointError
 
 Objects = dict[str, Any]  # models, optimizers, and whatever has a state
 
 
-def save(tier: LocalTier, objects: Objects, step: int = 1) -> Version:
-    named = take_apart(objects)
-    facts = StateFacts(
-        step=step,
-        lineage="x",
-        created_at_s=float(step),
-        tensors=named.facts,
-        structure=named.structure,
-    )
-    return tier.save(facts, held_pieces(named.tensors))
-
-
-def load(tier: LocalTier, components: tuple[str, ...] | None = None) -> dict[str, Any]:
-    version = tier.latest()
-    assert version is not None
-    return load_components(tier.reader(version), version.manifest, components)
+def save(place: Path, objects: Objects) -> Version:
+    return save_state(LocalTier(place), objects, step=1)
 
 
 def bits(tree: Any) -> bytes:  # Any: a tree
@@ -160,10 +146,10 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> No
     train(undisturbed, range(6))
     first = build(OPTIMIZERS[kind], seed=1)
     train(first, range(3))
-    save(LocalTier(tmp_path), first)
+    save(tmp_path, first)
 
     resumed = build(OPTIMIZERS[kind], seed=2)
-    restore_objects(resumed, load(LocalTier(tmp_path)))
+    restore_objects(resumed, load_state(tmp_path))
     assert states(resumed) == states(first)
     train(resumed, range(3, 6))
 
@@ -180,10 +166,10 @@ def test_moments_of_another_dtype_than_their_weights_keep_their_bits(
     moments = torch.randn(5), [torch.randn(3), torch.arange(3)]
     optimizer.state[weight]["exp_avg"], optimizer.state[weight]["nested"] = moments
     saved = {"optimizer": optimizer}
-    save(LocalTier(tmp_path), saved)
+    save(tmp_path, saved)
 
     resumed = {"optimizer": torch.optim.AdamW([nn.Parameter(weight.detach().clone())])}
-    restore_objects(resumed, load(LocalTier(tmp_path)))
+    restore_objects(resumed, load_state(tmp_path))
 
     assert states(resumed) == states(saved)
 
@@ -208,8 +194,8 @@ def test_any_dtype_and_shape_keeps_its_bits(tmp_path: Path) -> None:
         for shape in ((), (0,), (3, 0), (5,), (2, 3))
     }
 
-    save(LocalTier(tmp_path), {"all": tree})
-    read = load(LocalTier(tmp_path))["all"]
+    save(tmp_path, {"all": tree})
+    read = load_state(tmp_path)["all"]
 
     assert len(dtypes) >= 18
     assert list(read) == list(tree)
@@ -235,8 +221,8 @@ def test_views_tied_and_random_states_are_kept(tmp_path: Path) -> None:
         "counts": {0: 2**127, "nan": float("nan")},
     }
 
-    version = save(LocalTier(tmp_path), {"tree": tree})
-    read = load(LocalTier(tmp_path))["tree"]
+    version = save(tmp_path, {"tree": tree})
+    read = load_state(tmp_path)["tree"]
 
     assert read["embed"] is read["head"]
     assert sum("e" in name for name in version.manifest.tensors) == 5
@@ -264,28 +250,60 @@ def test_members_that_hold_it_all_write_a_share_each(tmp_path: Path) -> None:
     LocalTier(tmp_path).save(facts, pieces)
 
     resumed = build(OPTIMIZERS["adamw"], seed=2)
-    restore_objects(resumed, load(LocalTier(tmp_path)))
+    restore_objects(resumed, load_state(tmp_path))
     assert states(resumed) == states(objects)
+
+
+def test_facts_of_a_version_are_kept(tmp_path: Path) -> None:
+    objects = {"model": nn.Linear(2, 2)}
+
+    version = save_state(
+        LocalTier(tmp_path),
+        objects,
+        step=7,
+        lineage="abc",
+        extras={"position": [3, 14]},
+    )
+
+    manifest = LocalTier(tmp_path).read(version.name).manifest
+    assert (manifest.step, manifest.lineage, manifest.kind) == (7, "abc", "weights")
+    assert manifest.extras == {"position": [3, 14]}
+    assert manifest.num_bytes == 24
+
+
+def test_the_first_store_that_is_undamaged_serves(tmp_path: Path) -> None:
+    model = nn.Linear(300, 300)
+    for name in ("a", "b"):
+        save(tmp_path / name, {"model": model})
+    for path in (tmp_path / "a" / "objects").rglob("*/*"):
+        path.write_bytes(path.read_bytes()[::-1])
+
+    stores = [LocalTier(tmp_path / name).store for name in ("a", "b")]
+    read = load_state(stores, map_location="cpu")
+
+    assert bits(read["model"]) == bits(model.state_dict())
+
+
+def test_a_place_without_versions_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no version in .*nothing"):
+        load_state(tmp_path / "nothing")
 
 
 def test_a_component_can_be_read_alone(tmp_path: Path) -> None:
     objects = build(OPTIMIZERS["adamw"], seed=1)
-    save(LocalTier(tmp_path), objects)
+    save(tmp_path, objects)
 
-    assert list(load(LocalTier(tmp_path), ("model",))) == ["model"]
+    assert list(load_state(tmp_path, ("model",))) == ["model"]
     with pytest.raises(CheckpointError, match="has no 'ema', only model, optimizer"):
-        load(LocalTier(tmp_path), ("ema",))
+        load_state(tmp_path, ("ema",))
 
 
 def test_a_plain_script_loads_the_weights(tmp_path: Path) -> None:
     objects = build(OPTIMIZERS["adamw"], seed=1)
-    save(LocalTier(tmp_path), objects)
+    save(tmp_path, objects)
     model = build(OPTIMIZERS["adamw"], seed=2)["model"]
 
-    tier = LocalTier(tmp_path)
-    latest = tier.latest()
-    assert latest is not None
-    model.load_state_dict(load_components(tier.reader(latest), latest.manifest)["model"])
+    model.load_state_dict(load_state(tmp_path, ["model"])["model"])
 
     assert bits(model.state_dict()) == bits(objects["model"].state_dict())
 
@@ -305,8 +323,8 @@ def test_what_cannot_be_kept_is_named(objects: Objects, problem: str) -> None:
 
 
 def test_a_state_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    save(LocalTier(tmp_path), {"model": nn.Linear(2, 2)})
-    loaded = load(LocalTier(tmp_path))
+    save(tmp_path, {"model": nn.Linear(2, 2)})
+    loaded = load_state(tmp_path)
 
     with pytest.raises(CheckpointError, match="state of 'model' does not fit: Error"):
         restore_objects({"model": nn.Linear(2, 3)}, loaded)

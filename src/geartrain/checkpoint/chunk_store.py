@@ -117,8 +117,14 @@ class FileStore:
         """
         with self._guard:
             self._known_good.pop(name, None)
-        with self._explained("remove", name):
-            self._locate(name).unlink(missing_ok=True)
+        path = self._locate(name)
+        with (
+            self._explained("remove", name),
+            suppress(FileNotFoundError, NotADirectoryError),
+        ):
+            path.unlink()
+            with self._guard:
+                self._unsynced.add(path.parent)
 
     def delete_untouched(self, name: str) -> None:
         """Remove an object that nobody has written or found there since this one did.

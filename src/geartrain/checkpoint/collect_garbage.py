@@ -92,3 +92,4 @@ def remove_version(store: ObjectStore, name: str) -> None:
         msg = f"{name!r} is no version; give a name that lies in {MANIFESTS}"
         raise CheckpointError(msg)
     store.delete(name)
+    store.sync()  # or a power cut might bring it back after its chunks are gone
