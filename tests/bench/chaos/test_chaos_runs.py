@@ -17,8 +17,9 @@ PATIENT = "--max-pause-s=60"
 
 
 def chaos(folder: Path, *options: str, timeout_s: float = 170.0) -> dict[str, Any]:
-    command = ("geartrain", "chaos", *options, "--output=all", "--result=result.json")
-    printed = run_command(*command, "--json", cwd=folder, timeout_s=timeout_s)
+    written = ("--output=all", "--result=result.json", "--json")
+    command = ("geartrain", "chaos", *written, *options)
+    printed = run_command(*command, cwd=folder, timeout_s=timeout_s)
     document: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return document
 
@@ -135,7 +136,32 @@ def test_ordinary_script_ends_close_to_one_device(tmp_path: Path) -> None:
     assert found["passed"], found["failures"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", ["weights", "sample"])
+def test_member_that_goes_its_own_way_is_found_in_a_real_run(
+    tmp_path: Path, harm: str
+) -> None:
+    (tmp_path / "train.py").write_text(HARMFUL_SCRIPT)
+    with pytest.raises(AssertionError) as failed:
+        chaos(
+            tmp_path,
+            "--duration=2",
+            "--kinds=stop",
+            "--devices=emulated:0.4,0.4",
+            PATIENT,
+            "train.py",
+            harm,
+        )
+
+    found = read_document(tmp_path / "result.json", ChaosResult)
+    wrong = {check.name for check in found.checks if check.status == "failed"}
+    # A sample that one rank counts twice harms all alike: only one device tells.
+    assert wrong == {"weights", "one_state_hash"} if harm == "weights" else {"weights"}
+    assert "ended with 1" in str(failed.value)
+
+
 ORDINARY_SCRIPT = """
+import sys
 import time
 import torch
 import geartrain as gt
@@ -161,6 +187,18 @@ def main():
 
 main()
 """
+
+HARMFUL_SCRIPT = ORDINARY_SCRIPT.replace(
+    "def losses(output, batch):",
+    """def losses(output, batch):
+        if session.step_index >= 12 and session.rank == 1 and len(output):
+            if sys.argv[1] == "sample":
+                output = output.repeat(2, 1)
+                batch = (batch[0], batch[1].repeat(2))
+            elif sys.argv[1] == "weights":
+                with torch.no_grad():
+                    next(model.parameters())[0, 0] += 0.25""",
+)
 
 
 def test_kind_that_is_not_possible_is_refused_before_anything_starts(
