@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.chaos.doctored import Doctored, commit, done, step_record, work
+from bench.chaos.doctored import Doctored, commit, done, lost_event, step_record, work
 from geartrain.bench.chaos.checks import CHECKS, check_all
 from geartrain.bench.chaos.evidence import Ending, Evidence, FlippedBit, Reference
 from geartrain.bench.chaos.witness_log import (
@@ -203,6 +203,19 @@ def test_step_that_is_recorded_twice_is_found(
     log.close()
 
     assert failures(run.read()) == {"run_log": fault}
+
+
+def test_event_that_is_recorded_twice_is_found(tmp_path: Path) -> None:
+    kill = done("kill", "c", 0.45)
+    run = Doctored(folder=tmp_path, lost_at_step=5, deeds=(kill,))
+    run.write()
+    log = RunLogWriter(tmp_path / "run")
+    log.add_event(lost_event("c", 5))
+    log.close()
+
+    assert failures(run.read()) == {
+        "run_log": "the event 'lost' of step 5 is recorded 2 times"
+    }
 
 
 def test_step_that_is_not_recorded_is_found(tmp_path: Path) -> None:

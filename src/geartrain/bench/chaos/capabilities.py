@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 from geartrain.bench.chaos.kinds import Capability
 from geartrain.devices.emulation.network import missing_for_networks
 from geartrain.devices.profile import Fleet
-from geartrain.launch import LaunchSettings
+from geartrain.launch import launcher
 from geartrain.launch.supervision import Situation, WorkerState, lost_workers
 
+COORDINATOR_MODULE = "geartrain.elastic.process"
+"""What a coordinator's process runs."""
 _PROGRAMS = ("unshare", "mount", "env")
 
 
@@ -36,7 +38,7 @@ def find_missing(asked: Asked) -> dict[Capability, str]:
         if asked.saves
         else "chaos does not know where the script saves its state; say so with --saved",
         "coordinator": None
-        if _launch_has("coordinator")
+        if _launch_uses(COORDINATOR_MODULE)
         else "runs of this version have no coordinator process",
         "rejoining": None
         if can_rejoin()
@@ -47,7 +49,7 @@ def find_missing(asked: Asked) -> dict[Capability, str]:
 
 def can_rejoin() -> bool:
     """Whether the launcher starts a lost worker again."""
-    return _launch_has("max_failures")
+    return _launch_uses("geartrain.launch.respawn")
 
 
 def can_lose_first_rank() -> bool:
@@ -83,5 +85,14 @@ def _small_disk() -> str | None:
     return None
 
 
-def _launch_has(name: str) -> bool:
-    return name in {field.name for field in dataclasses.fields(LaunchSettings)}
+def _launch_uses(module: str) -> bool:
+    """Whether any code of the launcher names a module.
+
+    The launcher has no list of what it can do, and to start it only to find out would
+    take seconds.
+    """
+    folder = Path(launcher.__file__).parent
+    own = f"{module.rpartition('.')[2]}.py"
+    return any(
+        module in path.read_text() for path in folder.glob("*.py") if path.name != own
+    )

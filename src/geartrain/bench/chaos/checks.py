@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +15,8 @@ from geartrain.units import format_seconds
 
 Figure = float | int | str
 _MOST_DETAILS = 8
+_ONCE = ("profiled", "planned", "lost", "epoch")
+"""Events that come once, for a device and step; others may come again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,7 @@ def check_steps_forward(evidence: Evidence) -> CheckResult:
 
 
 def check_records(evidence: Evidence) -> CheckResult:
-    """``run.jsonl`` has every committed step once for each device that took part."""
+    """The log has every committed step once a device, and no event twice."""
     name = "run_log"
     if any(d.was_done and d.fault.kind == "disk_full" for d in evidence.deeds):
         text = "the disk was full: the log of such a run ends there, as it says"
@@ -130,6 +133,12 @@ def check_records(evidence: Evidence) -> CheckResult:
     order = [record.step for record in evidence.records]
     if order != sorted(order):
         faults.append("records are not in the order of their steps")
+    told = Counter((e.kind, e.step, e.device_id) for e in evidence.events)
+    faults += [
+        f"the event {kind!r} of step {step} is recorded {number} times"
+        for (kind, step, _), number in sorted(told.items())
+        if number > 1 and kind in _ONCE
+    ]
     text = f"{len(evidence.records)} records of {len(seen)} steps"
     return _result(name, faults, text, {"missing_steps": len(missing)})
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from geartrain.bench.chaos.capabilities import COORDINATOR_MODULE
 from geartrain.bench.chaos.flipped_bits import flip_in_copy
 from geartrain.bench.chaos.lab_links import find_link
+from geartrain.bench.chaos.leftovers import marked_processes
 from geartrain.bench.chaos.schedule import Fault
 from geartrain.devices.emulation.control import CONTROL_NAME
 from geartrain.devices.emulation.network import LinkRate, NetworkSpec
@@ -27,8 +29,6 @@ _SHAPED_TO = 8.0
 _LEAST_FRACTION = 0.02
 _FILLER_NAME = ".chaos-filler"
 _FILL_BYTES = 2**20
-_COORDINATOR_NAME = "coordinator.pid"
-"""Where a launcher that has a coordinator writes its process id, in the run directory."""
 
 
 class NotPossibleError(GeartrainError):
@@ -40,6 +40,8 @@ class Scene:
     """What deeds act on."""
 
     launcher_id: int
+    mark: str
+    """Of all processes of the run."""
     run_dir: Path
     """As this process reaches it."""
     folder: Path
@@ -173,12 +175,22 @@ def _bit_flip(scene: Scene, fault: Fault) -> None:
 
 def _kill_coordinator(scene: Scene, fault: Fault) -> None:
     del fault  # it is nobody's device
-    try:
-        process_id = int((scene.run_dir / _COORDINATOR_NAME).read_text())
-    except (OSError, ValueError) as error:
-        msg = f"the run names no coordinator in {_COORDINATOR_NAME}"
-        raise NotPossibleError(msg) from error
+    process_id = next(
+        (p for p in marked_processes(scene.mark) if _runs(p, COORDINATOR_MODULE)), None
+    )
+    if process_id is None:
+        msg = f"the run has no process {COORDINATOR_MODULE} just now"
+        raise NotPossibleError(msg)
     _signal(process_id, signal.SIGKILL)
+
+
+def _runs(process_id: int, module: str) -> bool:
+    """Whether a process is ``python -m module``."""
+    try:
+        words = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it ended meanwhile
+        return False
+    return module.encode() in words
 
 
 _DEEDS: Mapping[str, Callable[[Scene, Fault], Undo | None]] = {

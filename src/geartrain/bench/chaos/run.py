@@ -211,6 +211,7 @@ def _make_driver(plan: _Plan, run: RunProcess, say: Say) -> Driver:
     place = options.saved_place
     scene = Scene(
         launcher_id=run.process_id,
+        mark=plan.mark,
         run_dir=run.run_dir,
         folder=plan.folder,
         core_fractions={
