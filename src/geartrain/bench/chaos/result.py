@@ -43,6 +43,8 @@ class ChaosResult:
     device_ids: tuple[str, ...]
     began_at_s: float
     """Unix time."""
+    watched_s: float
+    """From then until the run was asked to stop."""
     num_faults: int
     """That were done."""
     num_by_kind: dict[str, int]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from geartrain.bench.chaos.kinds import KINDS, FaultKind
 from geartrain.errors import ConfigError
 
+_AT_ONCE = 2
+"""Devices that may be lost right at the beginning."""
 _AFTER_KILL_S = (0.0, 0.3)
 """A second kill meets the rebuild that the first one began."""
 
@@ -78,8 +80,8 @@ def make_schedule(settings: ScheduleSettings) -> tuple[Fault, ...]:
     """Draw faults: the times as a Poisson process, kind and device evenly.
 
     The same settings always give the same schedule. Where lost devices do not come
-    back, no more are lost than may be, and nothing is done to one that is gone; where only
-    kinds are left that would lose one too many, no more faults come.
+    back, losses are spread over the whole time, no more are lost than may be, and
+    nothing is done to one that is gone.
 
     Returns:
         Faults in order of time, all of which begin within the duration.
@@ -123,7 +125,17 @@ class _Fleet:
         if not kind.loses_device:
             return bool(self.victims(kind))
         left = len(self.present()) - num_victims
-        return len(self.victims(kind)) >= num_victims and left >= self._settings.min_left
+        if len(self.victims(kind)) < num_victims or left < self._settings.min_left:
+            return False
+        return len(self._lost) + num_victims <= self._most_lost()
+
+    def _most_lost(self) -> float:
+        """How many may be lost by now: losses that can't be repaired are spread out."""
+        settings = self._settings
+        if settings.can_rejoin:
+            return math.inf
+        spare = len(settings.device_ids) - settings.min_left
+        return _AT_ONCE + spare * self.now_s / settings.duration_s
 
     def present(self) -> list[str]:
         """Devices that are not lost for good."""

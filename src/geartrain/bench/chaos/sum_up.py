@@ -32,6 +32,7 @@ def sum_up(evidence: Evidence, options: ChaosOptions, load_average: float) -> Ch
         duration_s=options.duration_s,
         device_ids=evidence.device_ids,
         began_at_s=evidence.began_at_s,
+        watched_s=round(seconds, 3),
         num_faults=len(done),
         num_by_kind={kind: number for kind, number in by_kind.items() if number},
         num_steps=len(steps),

@@ -49,7 +49,7 @@ class _Axis:
     def __init__(self, result: ChaosResult) -> None:
         times = [step.at_s for step in result.steps]
         self.start_s = min([0.0, *times])
-        self.end_s = max([result.duration_s, *times, self.start_s + 1e-3])
+        self.end_s = max([result.watched_s, *times, self.start_s + 1e-3])
 
     def x(self, at_s: float) -> float:
         """Where a time lies."""
@@ -156,11 +156,12 @@ def _fault(result: ChaosResult, axis: _Axis, deed: Deed, y: float) -> list[str]:
 
 def _pauses(result: ChaosResult, axis: _Axis, height: float) -> Iterable[str]:
     shown_s = max(_SHOWN_PAUSE * result.calm_step_s, _LEAST_PAUSE_S)
-    for before, after in pairwise(result.steps):
-        if after.at_s - before.at_s > shown_s:
-            x = axis.x(before.at_s)
-            width = axis.x(after.at_s) - x
-            told = f"{format_seconds(after.at_s - before.at_s)} before step {after.step}"
+    times = [step.at_s for step in result.steps]
+    for before_s, after_s in pairwise([*times, max([result.watched_s, *times])]):
+        if after_s - before_s > shown_s:
+            x = axis.x(before_s)
+            width = axis.x(after_s) - x
+            told = f"{format_seconds(after_s - before_s)} from {before_s:.2f} s on"
             yield (
                 f'<rect class="pause" x="{x:.1f}" y="0" width="{width:.1f}" '
                 f'height="{height:.0f}"><title>{told}</title></rect>'
