@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +27,17 @@ from geartrain.errors import CheckpointError
 
 _NUM_STEPS = 7
 
+Part = tuple[StateRange, torch.Tensor]
 
-def _encode(parts, update=None, step=1, lineages=("a", "b"), *, compress=True):
+
+def _encode(
+    parts: Sequence[Part],
+    update: dict[str, Any] | None = None,  # Any: JSON
+    step: int = 1,
+    lineages: tuple[str, str] = ("a", "b"),
+    *,
+    compress: bool = True,
+) -> bytes:
     slot = memoryview(bytearray(sum(t.numel() * t.element_size() + 16 for _, t in parts)))
     placed = copy_gradients(parts, slot)
     record = LogStep(
@@ -40,7 +51,7 @@ def _encode(parts, update=None, step=1, lineages=("a", "b"), *, compress=True):
     return encode_slot(record, slot, compress=compress)
 
 
-def _whole(name, tensor):
+def _whole(name: str, tensor: torch.Tensor) -> Part:
     return StateRange(name=name, start=0, stop=tensor.numel()), tensor
 
 
@@ -50,7 +61,7 @@ def _whole(name, tensor):
     compress=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_bits_come_back(values, repeats, compress):
+def test_any_bits_come_back(values: list[int], repeats: int, compress: bool) -> None:
     words = torch.from_numpy(np.array(values * repeats, dtype=np.uint32).view(np.int32))
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.uint8):
         count = words.numel() * 4 // dtype.itemsize
@@ -61,7 +72,7 @@ def test_any_bits_come_back(values, repeats, compress):
         assert decoded.parts[0].data == tensor.view(torch.uint8).numpy().tobytes()
 
 
-def test_several_parts_keep_their_names_and_dtypes():
+def test_several_parts_keep_their_names_and_dtypes() -> None:
     parts = [
         _whole("w", torch.randn(3, 5)),
         (StateRange(name="v", start=2, stop=6), torch.randn(4)),
@@ -79,7 +90,7 @@ def test_several_parts_keep_their_names_and_dtypes():
 
 
 @pytest.mark.parametrize("num_elements", [1024, 5000, 1 << 16])
-def test_what_an_8_bit_exchange_gave_takes_a_byte_a_value(num_elements):
+def test_what_an_8_bit_exchange_gave_takes_a_byte_a_value(num_elements: int) -> None:
     torch.manual_seed(num_elements)
     values, codec = torch.randn(num_elements) * 1e-3, Int8Codec()
     code = torch.empty(codec.encoded_bytes(num_elements), dtype=torch.uint8)
@@ -93,7 +104,7 @@ def test_what_an_8_bit_exchange_gave_takes_a_byte_a_value(num_elements):
     assert len(data) < 1.02 * num_elements + 400
 
 
-def test_float32_takes_at_most_28_percent_of_an_adam_state():
+def test_float32_takes_at_most_28_percent_of_an_adam_state() -> None:
     torch.manual_seed(0)
     gradient = torch.randn(1 << 18) * torch.rand(1 << 18).exp2()
 
@@ -103,7 +114,7 @@ def test_float32_takes_at_most_28_percent_of_an_adam_state():
     assert len(_encode([_whole("w", torch.zeros(1 << 18))])) < 1000
 
 
-def test_a_damaged_step_is_refused_or_differs_by_its_crc_only():
+def test_a_step_that_is_cut_off_or_too_long_is_refused() -> None:
     data = _encode([_whole("w", torch.randn(50))])
     for cut in (0, 3, 10, len(data) - 1):
         with pytest.raises(CheckpointError, match="can't be read"):
@@ -112,12 +123,12 @@ def test_a_damaged_step_is_refused_or_differs_by_its_crc_only():
         decode_step(data + b"x")
 
 
-def _model():
+def _model() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
 
-_OPTIMIZERS = {
+_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, fused=False),
     "adamw_fused": lambda p: torch.optim.AdamW(p, lr=3e-3, fused=True),
     "adam_amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, foreach=False),
@@ -129,7 +140,14 @@ _OPTIMIZERS = {
 }
 
 
-def _train(model, optimizer, scheduler, scaler, *, with_skip):
+def _train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    scaler: torch.amp.GradScaler | None,
+    *,
+    with_skip: bool,
+) -> list[bytes]:
     """Train as the step engine does, and log each step."""
     generator = torch.Generator().manual_seed(5)
     names = dict(model.named_parameters())
@@ -142,7 +160,9 @@ def _train(model, optimizer, scheduler, scaler, *, with_skip):
         if step == 4:
             names["3.bias"].grad = None  # as where no rank touched it
         if with_skip and step == 3:
-            names["0.weight"].grad[0, 0] = torch.inf
+            grad = names["0.weight"].grad
+            assert grad is not None
+            grad[0, 0] = torch.inf
         parts = [
             *(_whole(n, p.grad) for n, p in names.items() if p.grad is not None),
             *(_whole(f"buffer/{n}", b) for n, b in model.named_buffers()),
@@ -163,7 +183,12 @@ def _train(model, optimizer, scheduler, scaler, *, with_skip):
     return logged
 
 
-def _apply(names, optimizer, scaler, factor):
+def _apply(
+    names: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    factor: float,
+) -> AppliedUpdate:
     parameters = list(names.values())
     grads = [p.grad for p in parameters if p.grad is not None]
     torch._foreach_mul_(grads, factor)
@@ -176,7 +201,7 @@ def _apply(names, optimizer, scaler, factor):
     if scaler:
         scaler.step(optimizer)
         scaler.update()
-        is_skipped = scaler.get_scale() < scale
+        is_skipped = scale is not None and scaler.get_scale() < scale
     else:
         optimizer.step()
     return AppliedUpdate(
@@ -189,7 +214,7 @@ def _apply(names, optimizer, scaler, factor):
     )
 
 
-def _bits(tree):
+def _bits(tree: Any) -> Any:  # Any: state dicts
     if isinstance(tree, torch.Tensor):
         return tree.dtype, tree.contiguous().reshape(-1).view(torch.uint8).tolist()
     if isinstance(tree, dict):
@@ -199,14 +224,14 @@ def _bits(tree):
 
 @pytest.mark.parametrize("kind", _OPTIMIZERS)
 @pytest.mark.parametrize("scaling", [False, True])
-def test_replay_gives_the_bits_that_were_applied(kind, scaling):
+def test_replay_gives_the_bits_that_were_applied(kind: str, scaling: bool) -> None:
     model, twin = _model(), _model()
     optimizer = _OPTIMIZERS[kind](list(model.parameters()))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaling else None
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=5)
     logged = _train(model, optimizer, scheduler, scaler, with_skip=scaling)
     replayed = _OPTIMIZERS[kind](list(twin.parameters()))
-    averages = []
+    averages: list[int] = []
     target = ReplayTarget(
         parameters=dict(twin.named_parameters()),
         optimizer=replayed,
@@ -225,14 +250,16 @@ def test_replay_gives_the_bits_that_were_applied(kind, scaling):
         assert states == [step == 3 for step in range(1, _NUM_STEPS + 1)]
 
 
-def test_replay_joins_what_unequal_members_logged():
+def test_replay_joins_what_unequal_members_logged() -> None:
     model, twin = nn.Linear(5, 4), nn.Linear(5, 4)
     twin.load_state_dict(copy.deepcopy(model.state_dict()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.randn(3, 5)).sum().backward()
     update = AppliedUpdate(groups=read_hyperparameters(optimizer)).to_json()
+    assert model.weight.grad is not None
+    assert model.bias.grad is not None
     weight, bias = model.weight.grad.reshape(-1), model.bias.grad
-    shards = [
+    shards: list[list[Part]] = [
         [(StateRange(name="weight", start=0, stop=3), weight[:3].clone())],
         [
             (StateRange(name="weight", start=3, stop=20), weight[3:].clone()),
@@ -253,7 +280,7 @@ def test_replay_joins_what_unequal_members_logged():
     assert _bits(twin.state_dict()) == _bits(model.state_dict())
 
 
-def test_a_gap_or_another_history_is_refused():
+def test_a_gap_or_another_history_is_refused() -> None:
     step = LoggedStep(step=5, previous_lineage="x", lineage="y", update={}, parts=())
     model = nn.Linear(2, 2)
     target = ReplayTarget(

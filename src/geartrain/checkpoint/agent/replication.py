@@ -51,8 +51,10 @@ class _Copier:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def status(self) -> CopyStatus:
-        """How far it is; of several members the one that is least far."""
-        all_progress = [*self._progress.values()] or [_Progress()]
+        """How far it is; of several own members the one that is least far."""
+        known = self._progress
+        all_progress = [known.get(m, _Progress()) for m in self.shelf.own_members()]
+        all_progress = all_progress or [_Progress()]
         return CopyStatus(
             node_id=self.peer.node_id,
             snapshot_step=min(p.snapshot[0] for p in all_progress),
@@ -172,6 +174,7 @@ class Replication:
         self._copiers: dict[str, _Copier] = {}
         self._shunned_until_s: dict[str, float] = {}
         self._warning = ""
+        self._is_closed = False
         self._woken = threading.Event()
         threading.Thread(target=self._run, name="geartrain-peers", daemon=True).start()
 
@@ -181,13 +184,21 @@ class Replication:
             self._peers, self._num_copies = tuple(peers), num_copies
         self._woken.set()
 
+    def close(self) -> None:
+        """Copy nothing any more."""
+        with self._lock:
+            self._is_closed = True
+            for copier in self._copiers.values():
+                copier.stopped = True
+        self._woken.set()
+
     def status(self) -> tuple[tuple[CopyStatus, ...], str]:
         """The copies, and what is missing."""
         with self._lock:
             return tuple(c.status() for c in self._copiers.values()), self._warning
 
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             self._woken.wait(_LOOK_EVERY_S)
             self._woken.clear()
             with self._lock:
@@ -228,7 +239,7 @@ class Replication:
             for node_id in set(self._copiers) - set(choice.node_ids):
                 self._copiers.pop(node_id).stopped = True
             for node_id in choice.node_ids:
-                if node_id not in self._copiers:
+                if node_id not in self._copiers and not self._is_closed:
                     copier = _Copier(
                         peers[node_id], self._shelf, self._token, self._on_failure
                     )

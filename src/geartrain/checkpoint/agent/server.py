@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from geartrain.checkpoint.agent.messages import (
     Begin,
@@ -57,6 +58,7 @@ class AgentServer:
         self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._trainers: dict[str, socket.socket] = {}
+        self._open: set[socket.socket] = set()
         # Abstract: it belongs to the network namespace, and no file is left behind.
         name = f"geartrain-agent-{secrets.token_hex(16)}"
         self.local_address = f"@{name}"
@@ -69,6 +71,18 @@ class AgentServer:
         self._start(lambda: self._accept(self._local, self._serve_trainer), "local")
         self._start(lambda: self._accept(self._public, self._serve_peer), "peers")
 
+    def close(self) -> None:
+        """Stop listening, end every connection, and forget the peers."""
+        self._replication.close()
+        with self._lock:
+            sockets = [self._local, self._public, *self._open]
+        for sock in sockets:
+            # Wakes whoever waits in it, which closing it would not.
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._local.close()
+        self._public.close()
+
     def _start(self, target: Callable[[], None], name: str) -> None:
         threading.Thread(target=target, name=f"geartrain-{name}", daemon=True).start()
 
@@ -76,7 +90,10 @@ class AgentServer:
         self, listener: socket.socket, serve: Callable[[socket.socket], None]
     ) -> None:
         while True:
-            sock, _ = listener.accept()
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return  # closed
             if not self._room.acquire(blocking=False):
                 sock.close()  # whoever it is has 256 connections already
                 continue
@@ -85,10 +102,14 @@ class AgentServer:
     def _guard(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         try:
             with sock:
+                with self._lock:
+                    self._open.add(sock)
                 serve(sock)
         except (OSError, CommunicationError) as error:
             logger.debug("a connection ended: %s", error)
         finally:
+            with self._lock:
+                self._open.discard(sock)
             self._room.release()
 
     def _serve_peer(self, sock: socket.socket) -> None:
@@ -133,10 +154,8 @@ class AgentServer:
             before = self._trainers.get(member_id)
             self._trainers[member_id] = sock
         if before is not None and before is not sock:
-            try:
+            with suppress(OSError):  # it is gone already
                 before.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                logger.debug("the earlier trainer of %s is gone already", member_id)
 
     def _status(self, member_id: str) -> Status:
         copies, warning = self._replication.status()
