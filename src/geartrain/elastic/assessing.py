@@ -93,21 +93,20 @@ def choose_members(state: State, *, with_joiners: bool) -> tuple[Peer, ...]:
         groups = [staying]
     elif with_joiners:
         groups[0] += [p for p in staying if p.eligible_at_s is not None]
-    now_s = state.seen_at_s
-    groups += [
-        [peer for peer in staying if state.holds_state(peer)],
-        [peer for peer in staying if peer.admitted_at_s <= now_s],
-        staying,
-    ]
+    admitted = [peer for peer in staying if peer.may_enter(state.seen_at_s)]
+    groups += [[peer for peer in admitted if state.holds_state(peer)], admitted]
     chosen: dict[str, Peer] = {}
     for group in groups:
         for peer in sorted(
             group, key=lambda p: (p.member_id not in state.members, p.order)
         ):
-            if state.facts.most_members in {None, 0} or _has_room(state, chosen):
+            if _has_room(state, chosen):
                 chosen.setdefault(peer.member_id, peer)
         if len(chosen) >= state.limits.min_members and _covers(state, chosen.values()):
             break
+    if not _covers(state, chosen.values()):
+        # Who holds what nobody else does need not wait for its turn.
+        chosen |= {p.member_id: p for p in staying if state.holds_state(p)}
     return tuple(sorted(chosen.values(), key=lambda peer: peer.order))
 
 

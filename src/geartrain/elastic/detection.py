@@ -43,8 +43,10 @@ def hear_beat(turn: Turn, peer: Peer, beat: Beat) -> None:
     if beat.step_s > 0:
         pace = pace.with_step(beat.step_s)
     has_moved = (beat.progress, beat.phase) != (peer.progress, peer.activity)
+    is_moving = peer.progress >= 0 and beat.progress != peer.progress
     turn.set_peer(
         peer,
+        must_move=peer.must_move and not is_moving,
         heard_at_s=turn.now_s,
         progress=beat.progress,
         progress_at_s=turn.now_s if has_moved else peer.progress_at_s,

@@ -62,7 +62,10 @@ def answer_votes_brought(turn: Turn) -> None:
         brought = {(p.voted_step, p.voted_lineage, p.step, p.lineage) for p in returned}
         is_whole = {peer.who for peer in returned} == set(state.facts.members)
         step, lineage, *_ = next(iter(brought))
-        is_next = step == state.facts.step + 1 and all(map(state.holds_state, returned))
+        is_next = step == state.facts.step + 1 and all(
+            state.holds_state(peer) and peer.voted_epoch == state.facts.epoch
+            for peer in returned
+        )
         if len(brought) == 1 and is_whole and is_next:
             commit(turn, step, lineage)
     for peer in tuple(turn.state.peers.values()):
@@ -187,6 +190,7 @@ def _to_peer(turn: Turn, connection: int, join: Join) -> Peer:
         voted_lineage=join.voted_lineage,
         heard_at_s=turn.now_s,
         progress_at_s=turn.now_s,
+        must_move=join.incarnation in turn.state.failed,
         admitted_at_s=turn.now_s + wait_s(turn, join.member_id),
     )
 
@@ -276,6 +280,12 @@ def _reconnect(turn: Turn, peer: Peer, connection: int, join: Join) -> None:
     elif is_member and (not on_chain or join.step != peer.step):
         lose(turn, peer, "it came back with another state than it had")
         return
+    elif not is_member:
+        step, lineage = _trusted_state(turn, peer, join)
+        holds = join.holds if lineage else ()
+        turn.set_peer(
+            peer, step=step, lineage=lineage, holds=holds, healing=None, eligible_at_s=None
+        )
     if is_member:
         _catch_up_on_epoch(turn, peer, join)
 
@@ -329,11 +339,7 @@ def _learn_ranges(turn: Turn, ranges: tuple[StateRange, ...]) -> None:
 
 
 def _may_enter(turn: Turn, peer: Peer) -> bool:
-    return (
-        peer.member_id not in turn.state.members
-        and not peer.is_draining
-        and peer.admitted_at_s <= turn.now_s
-    )
+    return peer.member_id not in turn.state.members and peer.may_enter(turn.now_s)
 
 
 def _wants_healing(turn: Turn, peer: Peer) -> bool:

@@ -71,6 +71,7 @@ class Journal:
         self._sync_commits = sync_commits
         self._compact_bytes = compact_bytes
         self._lock = _lock(path.with_name(path.name + ".lock"))
+        self._file = -1
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             data = path.read_bytes()
@@ -80,12 +81,12 @@ class Journal:
                 os.ftruncate(self._file, self._num_bytes)
             os.fsync(self._file)
             _sync_directory(path.parent)
-        except OSError as error:
-            os.close(self._lock)
-            raise _failed(path, error) from error
-        except CheckpointError:
-            os.close(self._file)
-            os.close(self._lock)
+        except (OSError, CheckpointError) as error:
+            for descriptor in (self._file, self._lock):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            if isinstance(error, OSError):
+                raise _failed(path, error) from error
             raise
         self._facts = replay(self.records)
         self._synced_at_s = time.monotonic()

@@ -13,6 +13,7 @@ from geartrain.elastic.turn import Turn
 
 _LONGEST_GATHER_FACTOR = 10
 """Losses in a row put the next epoch off by at most so many gathering times."""
+_LONGEST_PAUSE_S = 2.0
 
 
 def lose(turn: Turn, peer: Peer, reason: str, *, is_closed: bool = False) -> None:
@@ -33,6 +34,7 @@ def lose(turn: Turn, peer: Peer, reason: str, *, is_closed: bool = False) -> Non
         )
     )
     turn.note("lost", f"{peer.member_id}: {reason}", peer.member_id)
+    turn.set(failed=turn.state.failed | {peer.incarnation})
     if not is_closed:
         turn.send(peer, _dismissal(turn, peer, reason))
         turn.close(peer.connection)
@@ -75,6 +77,8 @@ def break_epoch(turn: Turn, reason: str, gather_s: float | None = None) -> None:
     state, now_s = turn.state, turn.now_s
     wait_s = state.limits.loss_gather_s if gather_s is None else gather_s
     if state.phase == "gathering":
+        if not state.awaited:
+            turn.set(reason=reason)
         latest_s = state.since_s + _LONGEST_GATHER_FACTOR * wait_s
         until_s = max(state.gather_until_s, min(now_s + wait_s, latest_s))
         if not state.awaited:
@@ -83,6 +87,8 @@ def break_epoch(turn: Turn, reason: str, gather_s: float | None = None) -> None:
     if state.phase not in {"building", "running"}:
         return
     was_explained = any(lost.is_failure for lost in state.lost)
+    # Epochs that come to nothing one after the other are not tried at full speed.
+    wait_s = min(wait_s * 2.0 ** min(state.num_barren, 16), max(wait_s, _LONGEST_PAUSE_S))
     turn.set(
         phase="gathering",
         since_s=now_s,

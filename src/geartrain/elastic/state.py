@@ -56,6 +56,8 @@ class Peer:
     """That its main loop has taken up."""
     taken_up_at_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
+    must_move: bool = False
+    """Its process was given up before: its main loop has to show first that it goes on."""
     admitted_at_s: float = 0.0
     """Not before; later than now for who failed often of late."""
     eligible_at_s: float | None = None
@@ -74,6 +76,10 @@ class Peer:
     def is_draining(self) -> bool:
         """Whether the next epoch is without it."""
         return self.drain_reason is not None
+
+    def may_enter(self, now_s: float) -> bool:
+        """Whether it could take part, as far as it is concerned itself."""
+        return self.admitted_at_s <= now_s and not self.is_draining and not self.must_move
 
     @property
     def order(self) -> tuple[int, str]:
@@ -139,6 +145,8 @@ class State:
     num_disagreements: int = 0
     """Times in a row that members had different sums."""
     build_s: float = 0.0
+    failed: frozenset[str] = frozenset()
+    """Incarnations that were given up."""
     superseded: frozenset[str] = frozenset()
     """Incarnations that a later process of the same member has replaced."""
 

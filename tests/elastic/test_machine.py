@@ -1,0 +1,489 @@
+"""What the coordinator decides, case by case, for a simulated fleet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from geartrain.checkpoint.ranges import StateRange
+from geartrain.elastic.events import Closed, Received, Send
+from geartrain.elastic.limits import Limits
+from geartrain.elastic.machine import handle
+from geartrain.elastic.messages import (
+    Answer,
+    Commit,
+    Dismiss,
+    DrainAsked,
+    Heal,
+    Hold,
+    Leave,
+    NewEpoch,
+    NotRestored,
+    RewindAsked,
+    ScaleAsked,
+    Status,
+    StatusAsked,
+    Vote,
+)
+from geartrain.elastic.records import Committed, EpochFormed, Halted, Rewound
+from simulated_fleet import ORIGIN, SimulatedFleet
+
+OPERATOR = 10_000
+
+
+def fleet_of(names: str, **limits) -> SimulatedFleet:
+    fleet = SimulatedFleet(Limits(expected_members=len(names), **limits))
+    for name in names:
+        fleet.start(name)
+    fleet.run_steps(5)
+    assert fleet.state.members == tuple(names)
+    return fleet
+
+
+def is_running(fleet: SimulatedFleet, names: str):
+    return lambda: (fleet.state.members, fleet.state.phase) == (tuple(names), "running")
+
+
+def sent(fleet: SimulatedFleet, kind: type) -> list:
+    return [message for _, message in fleet.sent if isinstance(message, kind)]
+
+
+def ask(fleet: SimulatedFleet, message) -> object:
+    fleet.sent.clear()
+    fleet.handle(Received(connection=OPERATOR, message=message))
+    return next(m for m in (*sent(fleet, Answer), *sent(fleet, Status)))
+
+
+def test_nobody_trains_before_all_expected_members_are_there():
+    fleet = SimulatedFleet(Limits(expected_members=3, start_s=5.0))
+    fleet.start("a")
+    fleet.start("b")
+    fleet.run_until(lambda: fleet.now_s > 4.9)
+    assert not fleet.epochs
+    fleet.run_until(lambda: bool(fleet.epochs))
+    assert fleet.now_s >= 5.0
+
+
+def test_killed_member_costs_the_others_one_step():
+    fleet = fleet_of("abcd")
+    step = fleet.state.facts.step
+    fleet.kill("b")
+    assert fleet.run_steps(1) < 0.1
+    assert fleet.state.members == ("a", "c", "d")
+    assert fleet.state.facts.step <= step + 2
+    (lost,) = sent(fleet, NewEpoch)[-1].lost
+    assert lost.member_id == "b"
+    assert lost.is_failure
+
+
+def test_all_others_are_told_in_the_event_that_shows_a_loss():
+    fleet = fleet_of("abc")
+    connection = fleet.alive["b"].connection
+    _, actions = handle(
+        fleet.state, Closed(connection=connection, reason="gone"), fleet.now_s
+    )
+    told = {
+        a.connection for a in actions if isinstance(a, Send) and type(a.message) is Hold
+    }
+    assert told == {fleet.alive["a"].connection, fleet.alive["c"].connection}
+
+
+def test_three_lost_at_once_are_one_new_epoch():
+    fleet = fleet_of("abcdefghij")
+    epoch = fleet.state.facts.epoch
+    for name in "cfh":
+        fleet.kill(name)
+    fleet.run_steps(1)
+    assert fleet.state.facts.epoch == epoch + 1
+    assert fleet.state.members == tuple("abdegij")
+
+
+def test_survivors_get_no_state_transferred():
+    fleet = fleet_of("abcd")
+    fleet.kill("a")
+    fleet.run_steps(3)
+    assert all(not m.transfers for m in sent(fleet, NewEpoch))
+    assert not sent(fleet, Heal)
+
+
+def test_frozen_member_is_lost_after_its_own_limit():
+    fleet = fleet_of("abc")
+    fleet.run_steps(5)
+    limit_s = fleet.state.peers["b"].pace.silence_limit_s(fleet.limits)
+    assert limit_s == pytest.approx(0.8)  # 8 x its steps of 0.1 s
+    fleet.alive["b"].is_frozen = True
+    took_s = fleet.run_steps(2)
+    assert limit_s <= took_s < limit_s + 0.2
+    assert "b" not in fleet.state.members
+
+
+def test_hung_main_loop_is_lost_though_it_beats():
+    fleet = fleet_of("abc")
+    fleet.run_steps(5)
+    fleet.alive["b"].is_hung = True
+    assert fleet.run_steps(2) < 1.2
+    fleet.run_steps(20)
+    assert fleet.state.members == ("a", "c")
+    assert "b" in fleet.state.peers  # it has joined again, and waits to be seen moving
+    assert any("no progress" in note.text for note in fleet.notes)
+    fleet.alive["b"].is_hung = False
+    fleet.run_until(is_running(fleet, "abc"))
+
+
+def test_slow_member_is_not_dead():
+    fleet = fleet_of("abc")
+    epoch = fleet.state.facts.epoch
+    for _ in range(100):  # beats, and now and then a little progress
+        fleet.alive["b"].is_hung = fleet.now_s % 0.5 < 0.4
+        fleet.tick(0.02)
+    assert fleet.state.facts.epoch == epoch
+
+
+def test_coordinator_that_was_held_up_accuses_nobody():
+    fleet = fleet_of("abc")
+    fleet.run_steps(5)
+    epoch = fleet.state.facts.epoch
+    fleet.now_s += 20.0
+    fleet.run_steps(3)
+    assert fleet.state.facts.epoch == epoch
+
+
+def test_joiner_is_healed_beside_the_training_and_enters_after_a_commit():
+    fleet = fleet_of("abc", catch_up_steps=1000)
+    fleet.start("d", chain=[])
+    step = fleet.state.facts.step
+    fleet.run_until(is_running(fleet, "abcd"))
+    assert fleet.state.facts.step > step  # the others trained on meanwhile
+    assert {t.receiver for m in sent(fleet, Heal) for t in m.transfers} == {"d"}
+    index = next(i for i, r in enumerate(fleet.records) if r == fleet.epochs[-1])
+    assert isinstance(fleet.records[index - 1], Committed)
+    assert sent(fleet, NewEpoch)[-1].joined == ("d",)
+
+
+def test_healed_joiner_is_a_holder_at_once():
+    fleet = fleet_of("ab", lost_state_s=3.0)
+    fleet.start("c", chain=[])
+    fleet.run_until(lambda: fleet.state.phase == "building" and "c" in fleet.state.members)
+    fleet.run_until(lambda: fleet.state.holds_state(fleet.state.peers["c"]))
+    step = fleet.state.facts.step
+    fleet.kill("a")
+    fleet.kill("b")
+    fleet.run_steps(2)
+    assert fleet.state.members == ("c",)
+    assert fleet.committed[step] == fleet.alive["c"].chain[step]
+
+
+def test_member_of_another_history_gets_its_state_replaced():
+    fleet = fleet_of("abc")
+    stranger = ["ab" * 16, *("cd" * 16 for _ in range(fleet.state.facts.step))]
+    fleet.start("d", chain=stranger)
+    fleet.run_until(is_running(fleet, "abcd"))
+    fleet.run_steps(1)
+    assert fleet.alive["d"].chain[0] == ORIGIN
+    assert any(note.kind == "diverged" for note in fleet.notes)
+
+
+def test_votes_of_an_old_epoch_or_another_parent_are_refused():
+    fleet = fleet_of("ab")
+    facts, a, b = fleet.state.facts, fleet.alive["a"], fleet.alive["b"]
+    next_step = {"step": facts.step + 1, "lineage": "ee" * 16}
+    old = Vote(epoch=facts.epoch - 1, **next_step, parent=facts.lineage)
+    for member in (a, b):
+        fleet.handle(Received(connection=member.connection, message=old))
+    assert fleet.state.facts.step == facts.step
+    other = Vote(epoch=facts.epoch, **next_step, parent="dd" * 16)
+    fleet.handle(Received(connection=a.connection, message=other))
+    assert fleet.state.facts.step == facts.step
+    assert "a" not in fleet.state.peers
+
+
+def test_different_sums_are_applied_nowhere_and_the_step_is_done_again():
+    fleet = fleet_of("abc")
+    step = fleet.alive["b"].step + 3
+    fleet.damaged.add(("b", step))
+    fleet.run_steps(6)
+    assert fleet.state.members == ("a", "b", "c")
+    assert any("different sums" in note.text for note in fleet.notes)
+
+
+def test_torn_link_leaves_out_one_of_the_two_and_only_the_second_time():
+    fleet = fleet_of("abcd")
+    fleet.torn.add(frozenset("bc"))
+    fleet.run_until(is_running(fleet, "abd"))
+    assert len([e for e in fleet.epochs if len(e.members) == 4]) == 2
+    fleet.run_steps(1)
+
+
+def test_suspicion_that_a_loss_explains_costs_nobody_else_its_place():
+    fleet = fleet_of("abcd")
+    for name in "ab":
+        fleet.torn.add(frozenset({"c", "d"}))
+        fleet.kill(name)
+        fleet.tick()
+        fleet.torn.clear()
+        fleet.run_steps(1)
+    assert fleet.state.members == ("c", "d")
+
+
+def test_state_without_a_holder_is_never_elected():
+    fleet = fleet_of("ab", lost_state_s=1.0)
+    fleet.start("c", chain=[])
+    fleet.run_until(lambda: fleet.alive["c"].step > 0)
+    fleet.alive["c"].chain.pop()  # it is one step behind, and stays so
+    fleet.alive["c"].connect()
+    fleet.kill("a")
+    fleet.kill("b")
+    fleet.run_until(lambda: fleet.state.phase == "halted")
+    assert fleet.state.facts.halted is not None
+    assert fleet.state.facts.halted.kind == "no_state"
+
+
+def test_halted_run_goes_on_only_where_it_is_told_to():
+    fleet = fleet_of("ab", lost_state_s=0.5)
+    fleet.kill("a")
+    fleet.kill("b")
+    fleet.start("c")
+    fleet.run_until(lambda: fleet.state.phase == "halted")
+    member = fleet.alive["c"]
+    fleet.committed.clear()
+    request = RewindAsked(request_id=1, step=0, lineage=member.lineage, reason="from disk")
+    state, actions = handle(
+        fleet.state, Received(connection=OPERATOR, message=request), fleet.now_s
+    )
+    assert [type(a.record) for a in actions if hasattr(a, "record")] == [
+        Rewound,
+        EpochFormed,
+    ]
+    assert (state.facts.step, state.facts.halted) == (0, None)
+    assert state.facts.epoch == fleet.state.facts.epoch + 1
+
+
+def shards(fleet: SimulatedFleet, sizes: dict[str, tuple[int, int]]) -> None:
+    for name, (start, stop) in sizes.items():
+        fleet.start(name, holds=(StateRange(name="w", start=start, stop=stop),))
+    fleet.run_steps(3)
+
+
+def test_range_without_a_live_holder_is_named():
+    fleet = SimulatedFleet(Limits(expected_members=3, lost_state_s=0.5))
+    shards(fleet, {"a": (0, 10), "b": (10, 70), "c": (60, 100)})
+    fleet.kill("b")
+    fleet.run_until(lambda: fleet.state.phase == "halted")
+    halted = fleet.state.facts.halted
+    assert halted is not None
+    assert halted.ranges == (StateRange(name="w", start=10, stop=60),)
+
+
+def test_range_without_a_live_holder_is_restored_from_tier_1():
+    limits = Limits(expected_members=3, restores_from_tier_1=True)
+    fleet = SimulatedFleet(limits)
+    shards(fleet, {"a": (0, 10), "b": (10, 70), "c": (60, 100)})
+    fleet.kill("b")
+    step = fleet.state.facts.step
+    fleet.run_steps(3)
+    (restore,) = sent(fleet, NewEpoch)[-1].restores
+    # "a" holds the fewest elements.
+    missing = StateRange(name="w", start=10, stop=60)
+    assert (restore.receiver, restore.ranges) == ("a", (missing,))
+    assert fleet.state.peers["a"].holds == (StateRange(name="w", start=0, stop=60),)
+    assert fleet.state.facts.step <= step + 4
+
+
+def test_range_that_is_not_in_tier_1_halts_the_run():
+    fleet = SimulatedFleet(Limits(expected_members=2, restores_from_tier_1=True))
+    shards(fleet, {"a": (0, 10), "b": (10, 70)})
+    fleet.kill("b")
+    fleet.run_until(lambda: fleet.state.phase == "building")
+    facts = fleet.state.facts
+    missing = (StateRange(name="w", start=10, stop=70),)
+    message = NotRestored(
+        epoch=facts.epoch,
+        step=facts.step,
+        lineage=facts.lineage,
+        ranges=missing,
+        reason="-",
+    )
+    connection = fleet.alive["a"].connection
+    fleet.handle(Received(connection=connection, message=message))
+    assert isinstance(fleet.records[-1], Halted)
+    assert fleet.records[-1].ranges == missing
+
+
+def test_leaving_shard_hands_its_ranges_over_before_it_goes():
+    fleet = SimulatedFleet(Limits(expected_members=2))
+    shards(fleet, {"a": (0, 50), "b": (50, 100)})
+    b = fleet.alive["b"]
+    b.is_leaving = True
+    b.say(Leave(**b.where(), reason="preempted"))
+    fleet.run_until(is_running(fleet, "a"))
+    assert fleet.state.peers["a"].holds == (StateRange(name="w", start=0, stop=100),)
+    assert not any(d.is_failure for d in sent(fleet, Dismiss))
+    fleet.run_steps(2)
+
+
+def test_drained_member_leaves_between_two_steps():
+    fleet = fleet_of("abc")
+    answer = ask(fleet, DrainAsked(request_id=7, member_ids=("b",)))
+    assert (answer.request_id, answer.is_accepted) == (7, True)
+    fleet.run_until(is_running(fleet, "ac"))
+    assert not sent(fleet, Hold)  # no step failed
+    assert fleet.state.facts.num_failures == 0
+    assert [d.is_failure for d in sent(fleet, Dismiss)] == [False]
+
+
+def test_drain_is_refused_below_min_members_and_for_strangers():
+    fleet = fleet_of("ab", min_members=2)
+    too_few = ask(fleet, DrainAsked(request_id=1, member_ids=("b",)))
+    unknown = ask(fleet, DrainAsked(request_id=2, host_ids=("nowhere",)))
+    assert not too_few.is_accepted
+    assert "min_members=2" in too_few.text
+    assert not unknown.is_accepted
+    assert "nowhere" in unknown.text
+    fleet.run_steps(2)
+    assert fleet.state.members == ("a", "b")
+
+
+def test_scale_takes_the_last_places_out_and_keeps_joiners_waiting():
+    fleet = fleet_of("abcd")
+    assert ask(fleet, ScaleAsked(request_id=1, num_members=2)).is_accepted
+    fleet.run_until(is_running(fleet, "ab"))
+    fleet.start("e")
+    fleet.run_steps(10)
+    assert fleet.state.members == ("a", "b")
+    assert ask(fleet, ScaleAsked(request_id=2, num_members=3)).is_accepted
+    fleet.run_until(is_running(fleet, "abe"))
+
+
+def test_status_tells_members_from_joiners():
+    fleet = fleet_of("ab", catch_up_steps=0, most_heals=1000)
+    fleet.start("c", chain=[])
+    fleet.deliver_up(fleet.alive["c"].connection)
+    status = ask(fleet, StatusAsked(request_id=3))
+    standing = {m.member_id: m.standing for m in status.members}
+    assert standing == {"a": "member", "b": "member", "c": "joining"}
+
+
+def test_too_few_members_wait_and_then_halt():
+    fleet = fleet_of("abc", min_members=3, hold_s=5.0)
+    fleet.kill("c")
+    fleet.run_until(lambda: fleet.state.phase == "holding")
+    step = fleet.state.facts.step
+    fleet.run_until(lambda: fleet.state.phase == "halted")
+    assert fleet.state.facts.step == step
+    assert fleet.state.facts.halted.kind == "too_few"
+
+
+def test_member_that_keeps_failing_waits_longer_each_time():
+    fleet = fleet_of("abc", backoff_s=1.0)
+    waits = []
+    for _ in range(4):
+        fleet.kill("c")
+        fleet.run_steps(1)
+        fleet.start("c")
+        waits.append(fleet.run_until(is_running(fleet, "abc")))
+    assert waits[0] < 0.5
+    assert [round(wait_s) for wait_s in waits[1:]] == [1, 2, 4]
+
+
+def test_member_that_failed_too_often_is_not_admitted_any_more():
+    fleet = fleet_of("abc", max_member_failures=1)
+    for _ in range(2):
+        fleet.kill("c")
+        fleet.run_steps(1)
+        fleet.start("c")
+        fleet.run_steps(3)
+    assert fleet.state.members == ("a", "b")
+    assert sent(fleet, Dismiss)[-1].may_return_after_s < 0
+
+
+def test_too_many_failures_halt_the_run():
+    fleet = fleet_of("abcd", max_failures=1)
+    fleet.kill("a")
+    fleet.kill("b")
+    fleet.tick()
+    assert fleet.state.facts.halted.kind == "too_many_failures"
+
+
+def test_main_loop_that_does_not_take_up_an_epoch_is_left_out():
+    fleet = fleet_of("abcd")
+    fleet.run_steps(5)
+    fleet.alive["c"].is_hung = True
+    fleet.kill("a")
+    fleet.run_until(is_running(fleet, "bd"))
+    fleet.run_steps(1)
+
+
+def test_coordinator_that_returns_loses_no_step_and_no_epoch():
+    fleet = fleet_of("abc")
+    step, epoch = fleet.state.facts.step, fleet.state.facts.epoch
+    fleet.restart_coordinator()
+    assert fleet.state.facts.step == step
+    assert fleet.run_steps(1) < fleet.limits.rejoin_s  # it waits for nobody who is there
+    assert fleet.state.facts.epoch == epoch + 1
+    assert fleet.state.members == ("a", "b", "c")
+
+
+def test_commit_that_was_journaled_but_not_heard_of_is_sent_again():
+    fleet = fleet_of("abc")
+    step = fleet.state.facts.step
+    while fleet.state.facts.step == step:  # stop right after the decision
+        for member in fleet.alive.values():
+            fleet.move(member)
+        for connection in tuple(fleet.up):
+            while fleet.up[connection]:
+                fleet.deliver_up(connection)
+    # "a" has heard of it, the others have not.
+    while fleet.alive["a"].step == step:
+        fleet.deliver_down(fleet.alive["a"].connection)
+    assert [fleet.alive[name].step for name in "abc"] == [step + 1, step, step]
+    fleet.restart_coordinator()
+    fleet.run_until(lambda: fleet.alive["c"].step == step + 1)
+    assert fleet.alive["c"].lineage == fleet.committed[step + 1]
+    fleet.run_steps(2)
+
+
+def test_steps_that_the_journal_lost_with_its_host_are_proved_by_a_member():
+    fleet = fleet_of("abc")
+    while not all(isinstance(r, Committed) for r in fleet.records[-3:]):
+        fleet.tick()
+    fleet.run_until(lambda: {m.step for m in fleet.live()} == {fleet.state.facts.step})
+    step = fleet.state.facts.step
+    fleet.restart_coordinator(lose_records=3)
+    assert fleet.state.facts.step == step - 3
+    fleet.run_until(lambda: fleet.state.facts.step >= step)
+    fleet.run_steps(3)
+
+
+def test_members_that_do_not_come_back_are_lost():
+    fleet = fleet_of("abc")
+    fleet.kill("b")  # together with the coordinator
+    fleet.restart_coordinator()
+    took_s = fleet.run_steps(1)
+    assert fleet.limits.rejoin_s <= took_s < fleet.limits.rejoin_s + 0.3
+    assert fleet.state.members == ("a", "c")
+
+
+def test_commits_are_journaled_before_they_are_sent():
+    fleet = fleet_of("ab")
+    assert len(sent(fleet, Commit)) >= 2
+    known = {r.step for r in fleet.records if isinstance(r, Committed)}
+    assert {c.step for c in sent(fleet, Commit)} <= known
+    facts = fleet.state.facts
+    vote = Vote(
+        epoch=facts.epoch, step=facts.step + 1, lineage="ab" * 16, parent=facts.lineage
+    )
+    a, b = (fleet.alive[name].connection for name in "ab")
+    state, _ = handle(fleet.state, Received(connection=a, message=vote), fleet.now_s)
+    _, actions = handle(state, Received(connection=b, message=vote), fleet.now_s)
+    kinds = [type(a.record if hasattr(a, "record") else a.message) for a in actions]
+    assert kinds == [Committed, Commit, Commit]
+
+
+def test_deciding_needs_no_torch():
+    code = (
+        "import sys, geartrain.elastic.machine, geartrain.elastic.journal;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
