@@ -1,5 +1,6 @@
 """Node agents over real sockets and shared memory; killed, lied to, and asked again."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -516,6 +517,43 @@ def test_a_seal_that_does_not_fit_is_refused(servers: list[AgentServer]) -> None
     with pytest.raises(CheckpointError, match="does not fit step 1"):
         trainer.link.wait_kept(1, _LIMIT_S)
     assert servers[0].shelf.held().snapshots == ()
+    # The buffer that was refused is free again.
+    trainer.link.state = dataclasses.replace(trainer.link.state, problem="")
+    for step in (2, 3, 4):
+        trainer.snapshot(step)
+    _read(Recovery(_connect(servers[:1])), _state(4), 4)
+
+
+def test_a_history_that_a_restore_left_behind_is_not_taken(
+    servers: list[AgentServer],
+) -> None:
+    trainer = _Trainer(servers[0].local_address)
+    trainer.snapshot(10)
+    again = _Trainer(servers[0].local_address)
+    again.snapshot(5)
+    recovery = Recovery(_connect(servers[:1]))
+    want = whole_ranges(_sizes(_state(0)))
+
+    assert recovery.find(want).step == 10
+    committed = recovery.find(want, lambda step, lineage: (step, lineage) == (5, "l5"))
+    assert committed.step == 5
+    with pytest.raises(CheckpointError, match="no state is left"):
+        recovery.find(want, lambda _step, _lineage: False)
+
+
+def test_a_peer_without_room_is_passed_over() -> None:
+    small = AgentServer(_settings(1, limit_bytes=20_000), _TOKEN)
+    servers = [AgentServer(_settings(0), _TOKEN), small]
+    try:
+        trainer = _Trainer(servers[0].local_address)
+        trainer.snapshot(1)
+        trainer.link.set_peers(_addresses(servers), 1)
+        _until(lambda: trainer.link.read_status().warning != "", "a warning")
+        assert "0 of 1 copies can be kept" in trainer.link.read_status().warning
+        assert small.shelf.held().snapshots == ()
+    finally:
+        for server in servers:
+            server.close()
 
 
 def test_snapshot_and_log_give_the_last_step_back_at_a_peer(

@@ -256,6 +256,7 @@ class AgentLink:
                     problem="",
                 )
             case SnapshotKept() as refused:
+                self._newest = 1 - self._newest  # the other buffer still serves
                 self.state = replace(self.state, problem=refused.problem)
             case SlotFree():
                 self._free_slots.append(notice.slot_index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from geartrain.checkpoint.agent.caller import AgentCaller
@@ -67,11 +67,17 @@ class Recovery:
             except CommunicationError as error:
                 self._problems.append(str(error))
 
-    def find(self, want: Iterable[StateRange]) -> RecoverySource:
+    def find(
+        self,
+        want: Iterable[StateRange],
+        is_committed: Callable[[int, str], bool] = lambda _step, _lineage: True,
+    ) -> RecoverySource:
         """Find the latest state that is held whole, logs included.
 
         Args:
             want: Ranges that are needed, whoever has written them.
+            is_committed: Whether a step and lineage belong to the run's history. Without
+                it the highest step wins, also one that a restore has left behind.
 
         Raises:
             CheckpointError: If no state holds them all; names what is missing of the
@@ -81,12 +87,14 @@ class Recovery:
         found: list[RecoverySource] = []
         missing: dict[_Key, tuple[StateRange, ...]] = {}
         for key in {(s.step, s.lineage) for _, s in self._snapshots()}:
+            if not is_committed(*key):
+                continue
             parts = [c.range for _, s in self._snapshots(key) for c in s.chunks]
             left = subtract_ranges(wanted, parts)
             if left:
                 missing[key] = left
             else:
-                found.append(self._extend(key, wanted))
+                found.append(self._extend(key, wanted, is_committed))
         if found:
             return max(found, key=lambda s: (s.step, s.base_step, s.lineage))
         raise CheckpointError(self._explain(wanted, missing))
@@ -167,7 +175,12 @@ class Recovery:
                     found.setdefault(entry.member_id, []).append((holding, entry))
         return found
 
-    def _extend(self, key: _Key, wanted: Sequence[StateRange]) -> RecoverySource:
+    def _extend(
+        self,
+        key: _Key,
+        wanted: Sequence[StateRange],
+        is_committed: Callable[[int, str], bool],
+    ) -> RecoverySource:
         """Follow the log as far as every member whose part is needed has logged."""
         needed = {
             facts.member_id
@@ -180,7 +193,10 @@ class Recovery:
             lineages = {e.lineage for m in needed for _, e in entries.get(m, [])}
             if not needed <= entries.keys() or len(lineages) != 1:
                 break
-            step, lineage = step + 1, lineages.pop()
+            following = lineages.pop()
+            if not is_committed(step + 1, following):
+                break
+            step, lineage = step + 1, following
         return RecoverySource(
             base_step=key[0],
             base_lineage=key[1],

@@ -131,22 +131,24 @@ class _Copier:
         except CheckpointError as error:
             self.problem = str(error)
             progress.refused = key
-            logger.warning("%s did not take step %d: %s", caller.label, key[0], error)
-            self._name_own_damage(member_id, key)
-            return
+            if self._is_own_damage(member_id, key):
+                return
+            # It lies with the peer: let another one be chosen, or this one again later.
+            raise CommunicationError(self.problem) from error
         self.send_s = time.monotonic() - start_s
         progress.snapshot, progress.log_step = key, key[0]
 
-    def _name_own_damage(self, member_id: str, key: tuple[int, str]) -> None:
+    def _is_own_damage(self, member_id: str, key: tuple[int, str]) -> bool:
         try:
             with self.shelf.reading(member_id, *key) as kept:
                 damaged = find_damaged(kept)
         except CheckpointError:
-            return
+            return True  # it has given way to a newer one meanwhile
         if damaged:
             names = ", ".join(str(chunk.range) for chunk in damaged[:5])
             self.problem = f"step {key[0]} changed in this node's memory: {names}"
             logger.error("%s; take another snapshot, and test the memory", self.problem)
+        return bool(damaged)
 
     def _next_entry(
         self, member_id: str, key: tuple[int, str], progress: _Progress

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from geartrain.checkpoint.agent.messages import (
     Begin,
@@ -55,7 +56,6 @@ class AgentServer:
         self.shelf = Shelf(settings.memory_limit_bytes)
         self._desk = PublicDesk(settings=settings, shelf=self.shelf)
         self._replication = Replication(settings, self.shelf, token)
-        self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._trainers: dict[str, socket.socket] = {}
         self._open: set[socket.socket] = set()
@@ -68,8 +68,13 @@ class AgentServer:
         self._public = _listen(settings)
         port = self._public.getsockname()[1]
         self.peer_address = str(AgentAddress(host=settings.address, port=port))
-        self._start(lambda: self._accept(self._local, self._serve_trainer), "local")
-        self._start(lambda: self._accept(self._public, self._serve_peer), "peers")
+        for listener, serve in (
+            (self._local, self._serve_trainer),
+            (self._public, self._serve_peer),
+        ):
+            # Apart, so that strangers at the port can't keep the trainers out.
+            room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+            self._start(partial(self._accept, listener, serve, room), "accept")
 
     def close(self) -> None:
         """Stop listening, end every connection, and forget the peers."""
@@ -87,19 +92,27 @@ class AgentServer:
         threading.Thread(target=target, name=f"geartrain-{name}", daemon=True).start()
 
     def _accept(
-        self, listener: socket.socket, serve: Callable[[socket.socket], None]
+        self,
+        listener: socket.socket,
+        serve: Callable[[socket.socket], None],
+        room: threading.BoundedSemaphore,
     ) -> None:
         while True:
             try:
                 sock, _ = listener.accept()
             except OSError:
                 return  # closed
-            if not self._room.acquire(blocking=False):
+            if not room.acquire(blocking=False):
                 sock.close()  # whoever it is has 256 connections already
                 continue
-            self._start(lambda sock=sock: self._guard(sock, serve), "serve")  # type: ignore[misc]  # a default binds the loop's value
+            self._start(partial(self._guard, sock, serve, room), "serve")
 
-    def _guard(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    def _guard(
+        self,
+        sock: socket.socket,
+        serve: Callable[[socket.socket], None],
+        room: threading.BoundedSemaphore,
+    ) -> None:
         try:
             with sock:
                 with self._lock:
@@ -110,7 +123,7 @@ class AgentServer:
         finally:
             with self._lock:
                 self._open.discard(sock)
-            self._room.release()
+            room.release()
 
     def _serve_peer(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -13,7 +13,13 @@ import msgspec
 
 from geartrain.checkpoint.agent.log_chain import LogChain
 from geartrain.checkpoint.agent.memory_budget import MemoryBudget
-from geartrain.checkpoint.agent.messages import Held, LogEntry, ShardChunk, SnapshotFacts
+from geartrain.checkpoint.agent.messages import (
+    Held,
+    LogEntry,
+    Reserve,
+    ShardChunk,
+    SnapshotFacts,
+)
 from geartrain.checkpoint.agent.shared_buffer import SharedBuffer
 from geartrain.errors import CheckpointError
 
@@ -43,6 +49,8 @@ class _Member:
     blobs: dict[tuple[int, str], bytes] = field(default_factory=dict)
     pending_anchor: str | None = None
     is_guest: bool = False
+    incarnation: str = ""
+    """Of the trainer that this node serves; empty for a guest."""
 
 
 class Shelf:
@@ -89,7 +97,7 @@ class Shelf:
                 if not m.is_guest
             )
 
-    def adopt(self, member_id: str, num_bytes: int, log_limit_bytes: int) -> None:
+    def adopt(self, request: Reserve, num_bytes: int) -> None:
         """Take an own member in, or take it in again after its trainer came back.
 
         Of an earlier trainer only the newest snapshot stays, in the old buffer, which
@@ -98,6 +106,7 @@ class Shelf:
         Raises:
             CheckpointError: If there is no room.
         """
+        member_id, log_limit_bytes = request.member_id, request.log_limit_bytes
         with self.changed:
             member = self._members[member_id]
             kept = member.snapshots[-1:]
@@ -108,6 +117,7 @@ class Shelf:
             member.snapshots = kept
             member.spares.clear()
             member.is_guest = False
+            member.incarnation = request.incarnation
             member.chain = replace(member.chain, limit_bytes=log_limit_bytes)
 
     def settle(
@@ -130,6 +140,9 @@ class Shelf:
         with self.changed:
             member = self._members[kept.facts.member_id]
             others = [k for k in member.snapshots if k.buffer is not kept.buffer]
+            newest = others[-1].facts.incarnation if others else ""
+            if newest == member.incarnation != kept.facts.incarnation and newest:
+                return  # an earlier trainer's, checked only now: it is out of date
             member.snapshots = [*others[-1:], kept]
             if member.is_guest:
                 member.spares += [k.buffer for k in others[:-1]][:1]

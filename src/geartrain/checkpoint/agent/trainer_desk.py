@@ -96,7 +96,7 @@ class TrainerDesk:
     def _reserve(self, request: Reserve) -> None:
         slots_bytes = request.num_slots * request.slot_bytes
         own_bytes = 2 * request.snapshot_bytes + slots_bytes
-        self._shelf.adopt(request.member_id, own_bytes, request.log_limit_bytes)
+        self._shelf.adopt(request, own_bytes)
         self._member_id, self._incarnation = request.member_id, request.incarnation
         self._own_bytes = own_bytes
         self._buffers = [SharedBuffer.create(request.snapshot_bytes) for _ in range(2)]
