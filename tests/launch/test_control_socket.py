@@ -137,7 +137,7 @@ def test_run_that_is_over_is_said_to_be(tmp_path: Path) -> None:
     with RunningRun(tmp_path, THREE):
         pass
 
-    with pytest.raises(ConfigError, match="is over; only a run that goes on"):
+    with pytest.raises(ConfigError, match="is over, or its launcher takes no"):
         ask_run(tmp_path, ListRequest())
 
 
@@ -157,7 +157,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (tmp_path / SOCKET_NAME).exists()
 
-    with pytest.raises(ConfigError, match="is over"):
+    with pytest.raises(ConfigError, match="is over: its launcher has gone"):
         ask_run(tmp_path, ListRequest())
     with RunningRun(tmp_path, THREE):
         assert ask_run(tmp_path, ListRequest()).run == THREE

@@ -296,8 +296,13 @@ def _connect(run_dir: Path, within_s: float) -> socket.socket:
             end.connect(address)
     except OSError as error:
         end.close()
-        if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
-            msg = f"run {run_dir} is over; only a run that goes on can be asked"
+        if error.errno == errno.ENOENT:
+            msg = (
+                f"run {run_dir} is over, or its launcher takes no requests; only a run "
+                "that goes on can be asked"
+            )
+        elif error.errno == errno.ECONNREFUSED:
+            msg = f"run {run_dir} is over: its launcher has gone; start another one"
         elif error.errno in {errno.EACCES, errno.EPERM}:
             msg = f"run {run_dir} is another user's; ask as the one who started it"
         else:
