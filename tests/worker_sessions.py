@@ -6,16 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 import geartrain as gt
 from geartrain.devices import Fleet
 from geartrain.devices.registry import load_adapter
 from geartrain.parallel.worker_spec import WorkerSpec
 from geartrain.telemetry import write_document
-
-_stores: list[Any] = []  # a store ends with its object, and peers still need it
 
 
 def worker_session(
@@ -30,10 +28,10 @@ def worker_session(
         deterministic: As for ``gt.Session``.
         spec: Further fields of the WorkerSpec.
     """
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch doesn't re-export it
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )
-    _stores.append(store)
+    store: Any = _get_default_store()  # of the test's own process: no rank's death ends it
+    while not hasattr(store, "port"):
+        store = store.underlying_store
+    port = int(store.port)
     if rank == 0:
         (profile,) = load_adapter("cpu").list_devices()
         devices = [
@@ -41,8 +39,7 @@ def worker_session(
             for r in range(world_size)
         ]
         write_document(folder / "fleet.json", Fleet(devices=tuple(devices)))
-    port = torch.tensor([store.port])
-    dist.broadcast(port, src=0)
+    dist.barrier()
     dist.destroy_process_group()
     return gt.Session(
         deterministic=deterministic,
@@ -51,7 +48,7 @@ def worker_session(
             world_size=world_size,
             fleet_path=str(folder / "fleet.json"),
             run_dir=str(folder),
-            store_port=int(port),
+            store_port=port,
             timeout_s=60.0,
             **spec,
         ),

@@ -31,6 +31,10 @@ class Lineage:
     """Global batch sizes that it has a plan for."""
     num_in_vain: int = 0
     """Samples that it has computed of a step that was not applied."""
+    name: str = ""
+    """Lineage of its state."""
+    voted: str = ""
+    """Lineage of the next state, where it has all that leads to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ class Handover:
     """Global batch sizes that all have a plan for, rising."""
     num_in_vain: int = 0
     """Samples of the interrupted step that are computed again."""
+    applies: tuple[int, ...] = ()
+    """Ranks that apply the interrupted step themselves, rising: they have all of it."""
 
 
 def plan_handover(lineages: list[Lineage]) -> Handover:
@@ -75,13 +81,38 @@ def plan_handover(lineages: list[Lineage]) -> Handover:
         )
         msg = f"those that are left are at different places of the run ({places})"
         raise PlacesDifferError(msg)
+    _check_same_history(lineages)
+    behind = [li for li in lineages if li.num_steps < furthest.num_steps]
+    if behind:
+        applies = tuple(li.rank for li in behind if li.voted == furthest.name != "")
+    else:
+        voted = {lineage.voted for lineage in lineages}
+        is_committed = len(voted) == 1 and "" not in voted
+        applies = tuple(li.rank for li in lineages) if is_committed else ()
+    is_applied = bool(behind or applies)
     common = set.intersection(*(set(lineage.planned_sizes) for lineage in lineages))
-    is_redone = len(steps) == 1
     return Handover(
-        num_steps=furthest.num_steps,
+        num_steps=furthest.num_steps + (not behind and is_applied),
         source=furthest.rank,
-        to=tuple(li.rank for li in lineages if li.num_steps < furthest.num_steps),
+        to=tuple(li.rank for li in behind if li.rank not in applies),
         holders=tuple(lineage.rank for lineage in holding),
         planned_sizes=tuple(sorted(common)),
-        num_in_vain=sum(lineage.num_in_vain for lineage in lineages) if is_redone else 0,
+        num_in_vain=0 if is_applied else sum(li.num_in_vain for li in lineages),
+        applies=applies,
     )
+
+
+def _check_same_history(lineages: list[Lineage]) -> None:
+    """Check that ranks at the same step hold the same state.
+
+    Raises:
+        PlacesDifferError: If not.
+    """
+    for num_steps in {lineage.num_steps for lineage in lineages}:
+        here = [li for li in lineages if li.num_steps == num_steps]
+        if len({lineage.name for lineage in here}) > 1:
+            names = ", ".join(f"rank {li.rank}: {li.name[:12] or 'none'}" for li in here)
+            msg = (
+                f"those that are left came to step {num_steps} by different ways ({names})"
+            )
+            raise PlacesDifferError(msg)

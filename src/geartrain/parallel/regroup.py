@@ -81,6 +81,8 @@ class Regrouper:
     run_dir: Path
     num_in_vain: Callable[[], int]
     """Samples of the open step that were computed here."""
+    step_scheduler: Callable[[float], None]
+    """Called with the loss of a step that was applied while settling."""
     buffers: BufferKeeper = field(init=False)
     num_together: int = 0
     last_save: Save | None = None
@@ -90,6 +92,8 @@ class Regrouper:
     _lead: int = 0
     """Who led when the ranks were in step last."""
     _noticed_at_s: float = 0.0
+    _outcome: StepOutcome | None = None
+    """Of the interrupted step, once it was applied while settling."""
 
     def __post_init__(self) -> None:
         self.buffers = BufferKeeper(self.engine.model)
@@ -138,11 +142,14 @@ class Regrouper:
         while True:
             gathering = self.gather(error, num_steps)
             try:
-                return self._settle(gathering, num_steps)
+                self._settle(gathering, num_steps + (self._outcome is not None))
+                break
             except CommunicationError as again:
                 if self.survivors.interruption() is None:
                     raise
                 error = again  # another one was lost meanwhile
+        outcome, self._outcome = self._outcome, None
+        return outcome
 
     def gather(self, error: CommunicationError, num_steps: int) -> Gathering:
         """Wait for who is left and point all groups at them.
@@ -225,8 +232,9 @@ class Regrouper:
 
     # -- settling -----------------------------------------------------------------------
 
-    def _settle(self, gathering: Gathering, num_steps: int) -> StepOutcome | None:
+    def _settle(self, gathering: Gathering, num_steps: int) -> None:
         rendezvous = self.groups.rendezvous
+        voted = self.engine.voted_name
         own = Lineage(
             rank=self.groups.rank,
             num_steps=num_steps,
@@ -234,17 +242,28 @@ class Regrouper:
             num_together=self.num_together,
             planned_sizes=self.director.planned_sizes,
             num_in_vain=self.num_in_vain(),
+            name=self.engine.name.lineage,
+            voted=voted.lineage if voted is not None else "",
         )
         lineages = rendezvous.gather("place in the run", own, Lineage)
         handover = plan_handover(lineages)
-        outcome = self._hand_over(handover) if handover.to else None
+        self._apply(handover)
         self.director.keep_only(handover.planned_sizes)
         word = rendezvous.broadcast("rates", self._word(), _Word)
         self.engine.regroup(self.groups.collective(), gathering.ranks)
         self.director.regroup(word.rates, handover.holders)
         self._lead, self.owes_save = self.groups.lead, word.saves_again
         self._tell_plan(handover.num_steps)
-        return outcome
+
+    def _apply(self, handover: Handover) -> None:
+        """Apply the interrupted step, or take on the state after it, or undo it."""
+        if self.groups.rank in handover.applies:
+            self.buffers.applied()
+            self._outcome = self.engine.apply_voted()
+            self.step_scheduler(self._outcome.loss)
+        self.buffers.restore()
+        if handover.to:
+            self._outcome = self._hand_over(handover) or self._outcome
 
     def _word(self) -> _Word:
         return _Word(

@@ -87,7 +87,6 @@ def go_on(trainer: Trainer, error: CommunicationError) -> None:
         raise error
     if trainer.settings.sync_batchnorm:
         _give_up(trainer, error, "synchronized BatchNorm belongs to all devices")
-    regrouper.buffers.restore()
     try:
         outcome = regrouper.settle(error, trainer.step_index)
     except PlacesDifferError as apart:
@@ -129,7 +128,6 @@ def _give_up(trainer: Trainer, error: CommunicationError, why: str) -> NoReturn:
     """Save the state before the step, and raise what to do with it."""
     regrouper = trainer.regrouper
     assert regrouper is not None
-    regrouper.buffers.restore()
     gathering = regrouper.gather(error, trainer.step_index)
     _save_and_raise(
         trainer,
@@ -140,6 +138,8 @@ def _give_up(trainer: Trainer, error: CommunicationError, why: str) -> NoReturn:
 
 def _save_and_raise(trainer: Trainer, error: CommunicationError, reason: str) -> NoReturn:
     assert trainer.spec is not None
+    assert trainer.regrouper is not None
+    trainer.regrouper.buffers.restore()
     if trainer.is_step_open and trainer.active_loader is not None:
         trainer.active_loader.hand_back()
     path = Path(trainer.spec.run_dir) / "checkpoint"

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from geartrain.collectives.gradient_buckets import DEFAULT_BUCKET_BYTES, GradientBuckets
+from geartrain.collectives.gradient_buckets import GradientBuckets
 from geartrain.errors import ConfigError
+from geartrain.parallel.commit import (
+    Committer,
+    StepName,
+    VotedStep,
+    check_same_gradients,
+    gradient_code,
+)
 from geartrain.parallel.loss_terms import SINGLE_TERM, LossTerm
 from geartrain.parallel.step_checks import (
     check_differentiable,
@@ -26,6 +33,7 @@ from geartrain.parallel.step_checks import (
     check_sums,
 )
 from geartrain.parallel.step_update import (
+    EngineSettings,
     StepOutcome,
     clip,
     make_outcome,
@@ -42,19 +50,6 @@ if TYPE_CHECKING:
     from geartrain.collectives.protocol import Collective
     from geartrain.parallel.low_communication import ModelAverager
     from geartrain.parallel.residual_state import ResidualState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How a step is made."""
-
-    max_grad_norm: float | None = None
-    """Clips the norm of the aggregated gradient, as one device would."""
-    overlap: bool = True
-    """Send gradients while the last micro-batch's backward still runs."""
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
-    loss_scaling: bool = False
-    """fp16 only; one scale for all ranks, since all see the same gradient."""
 
 
 @dataclass(slots=True)
@@ -88,6 +83,13 @@ class StepEngine:
     _frozen: list[tuple[str, torch.nn.Parameter]] = field(default_factory=list)
     _buckets: GradientBuckets | None = None
     _scaler: torch.amp.GradScaler | None = None
+    committer: Committer | None = None
+    """Asked before a step is applied; None: whoever has the sums applies them."""
+    name: StepName = field(default_factory=StepName)
+    """Of the state that the model is in."""
+    _voted: VotedStep | None = None
+    _gradient_code: float = 0.0
+    """Of the step that was applied last."""
     members: tuple[int, ...] = ()
     """Ranks that are left; all of the world at first."""
     _num_ranks: int = 0
@@ -98,7 +100,8 @@ class StepEngine:
     _started_at_s: float = 0.0
     _not_compute_s: float = 0.0
     _optimizer_s: float = 0.0
-    _wait_s: float = 0.0
+    last_wait_s: float = 0.0
+    """How long the last exchange took here, waiting for others included."""
     _open: bool = False
 
     def __post_init__(self) -> None:
@@ -122,11 +125,6 @@ class StepEngine:
     def num_parameters(self) -> int:
         """Trainable elements of the model."""
         return sum(p.numel() for _, p in self._named)
-
-    @property
-    def last_wait_s(self) -> float:
-        """How long the last exchange took here, waiting for others included."""
-        return self._wait_s
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -161,7 +159,7 @@ class StepEngine:
             msg = "the step before was not finished; call optimizer_step() once a batch"
             raise ConfigError(msg)
         check_still_frozen(self._frozen)
-        self._open = True
+        self._open, self._voted = True, None
         self._num_samples = num_samples
         self._terms = TermSums(
             nominal=float(max(num_samples, 1)),
@@ -190,7 +188,11 @@ class StepEngine:
         check_names(terms, self._layout.term_names if self._layout else self._terms.names)
         self._terms.add(terms, ghost=ghost)
         if self._terms.are_weighed_late(terms):
-            self._accumulate_per_term(terms, ghost=ghost)
+            if self._buckets is None:
+                self._make_buckets()
+            assert self._buckets is not None
+            flats = self._buckets.flats
+            self._terms.accumulate_apart(flats, terms, self._backward, ghost=ghost)
             return
         overlaps = self.settings.overlap and self.averager is None
         if last and overlaps and self._buckets is not None:
@@ -198,7 +200,7 @@ class StepEngine:
         loss = sum(t.loss_sum / self._terms.divisor(name) for name, t in terms.items())
         assert isinstance(loss, torch.Tensor)
         if loss.requires_grad or any(term.count > 0 for term in terms.values()):
-            self._backward(loss * 0.0 if ghost else loss, retain_graph=False)
+            self._backward(loss * 0.0 if ghost else loss, False)
 
     def exclude_time(self, seconds: float) -> None:
         """Time inside the open step that was not compute, such as reading input."""
@@ -228,13 +230,31 @@ class StepEngine:
         figures = replace(
             figures,
             compute_s=compute_s + self._optimizer_s,
-            previous_wait_s=self._wait_s,
+            previous_wait_s=self.last_wait_s,
+            gradient_code=self._gradient_code,
         )
         started_at_s = time.perf_counter()
-        trailer = self._exchange(figures, stop=stop)
+        self._voted = voted = self._exchange(figures, stop=stop)
         self.synchronize()
+        if self.committer is not None:
+            self.committer.vote(voted.name)
+            self.committer.wait(voted.name)
+        self.last_wait_s = time.perf_counter() - started_at_s
+        return self.apply_voted()
+
+    @property
+    def voted_name(self) -> StepName | None:
+        """The state that a step which was not applied here yet would lead to."""
+        return self._voted.name if self._voted is not None else None
+
+    def apply_voted(self) -> StepOutcome:
+        """Apply the step that was exchanged; the commit of it is known."""
+        voted, self._voted = self._voted, None
+        assert voted is not None
+        trailer = voted.trailer
+        self.name, self._last_vector = voted.name, voted.vector
+        self._gradient_code = voted.code
         exchanged_at_s = time.perf_counter()
-        self._wait_s = exchanged_at_s - started_at_s
         grad_norm, skipped = self._update(self._basis(trailer))
         if self.residuals is not None:
             self.residuals.end_step(applied=not skipped)
@@ -243,7 +263,7 @@ class StepEngine:
         if self.averager is not None:
             started_at_s = time.perf_counter()
             self.averager.after_step([rank.num_samples for rank in trailer.ranks])
-            self._wait_s += time.perf_counter() - started_at_s
+            self.last_wait_s += time.perf_counter() - started_at_s
         return make_outcome(trailer, grad_norm, skipped=skipped)
 
     def abandon(self) -> None:
@@ -262,7 +282,8 @@ class StepEngine:
             vector: Their ``last_vector``.
         """
         assert self._layout is not None, "a step that others finished was begun here too"
-        self._last_vector = vector
+        self._last_vector, self._voted = vector, None
+        self.name, self._gradient_code = self.name.after(vector), 0.0
         if self.residuals is not None:
             self.residuals.adopt_step()
         return make_outcome(self._layout.unpack(vector), None, skipped=False)
@@ -275,7 +296,7 @@ class StepEngine:
             members: Their ranks.
         """
         self.world, self.members = world, members
-        self.gradient_group = None
+        self.gradient_group = self._voted = None
         self._open = False
         if self._buckets is not None:
             self._buckets.renew()
@@ -286,29 +307,10 @@ class StepEngine:
 
     # -- backward ---------------------------------------------------------------
 
-    def _backward(self, loss: torch.Tensor, *, retain_graph: bool) -> None:
+    def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
         check_differentiable(loss)
         scaled = self._scaler.scale(loss) if self._scaler is not None else loss
         scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-
-    def _accumulate_per_term(self, terms: Mapping[str, LossTerm], *, ghost: bool) -> None:
-        """One backward a term: their weights are known only after all forwards."""
-        if self._buckets is None:
-            self._make_buckets()
-        assert self._buckets is not None
-        flats = self._buckets.flats
-        for index, (name, term) in enumerate(terms.items()):
-            sums = self._terms.gradients.setdefault(
-                name, [torch.zeros_like(f) for f in flats]
-            )
-            if not term.loss_sum.requires_grad and not term.count > 0:
-                continue  # a term that is absent from this micro-batch
-            torch._foreach_zero_(flats)
-            loss = term.loss_sum / self._terms.nominal
-            is_last = index == len(terms) - 1
-            self._backward(loss * 0.0 if ghost else loss, retain_graph=not is_last)
-            torch._foreach_add_(sums, flats)
-        torch._foreach_zero_(flats)
 
     def _make_buckets(self) -> None:
         self._buckets = GradientBuckets(self._named, self.settings.bucket_bytes)
@@ -316,7 +318,7 @@ class StepEngine:
 
     # -- exchange ---------------------------------------------------------------
 
-    def _exchange(self, figures: RankFigures, *, stop: bool) -> Trailer:
+    def _exchange(self, figures: RankFigures, *, stop: bool) -> VotedStep:
         layout = self._agree_layout()
         if self._terms.gradients or self._terms.are_weighed_late(layout.term_names):
             self._combine_terms(layout)
@@ -333,8 +335,12 @@ class StepEngine:
         trailer = layout.unpack(vector)
         check_same_plan(trailer.ranks, self.members)
         check_sums(trailer, self._num_samples, self._terms.known_counts)
-        self._last_vector = vector
-        return trailer
+        code = 0.0
+        if self.committer is not None:
+            check_same_gradients(trailer.ranks, self.members)
+            if self._buckets is not None and sends:
+                code = gradient_code(self._buckets.flats, self.name.step)
+        return VotedStep(trailer, vector, self.name.after(vector), code)
 
     def _agree_layout(self) -> TrailerLayout:
         if self._layout is None:
@@ -375,7 +381,12 @@ class StepEngine:
         had_none = self.averager is not None and not any(trailer.counts.values())
         if self.gradient_group is None or had_none:
             return None, False
-        self._rescale(trailer)
+        factor = self._terms.factor_for(trailer.counts)
+        if self._buckets is not None:
+            self._buckets.scale_(factor)
+            self._buckets.drop_untouched(trailer.touched)
+        else:
+            multiply_gradients(self._parameters, factor)
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         grad_norm = clip(self._parameters, self.settings.max_grad_norm)
@@ -386,13 +397,3 @@ class StepEngine:
         if self.residuals is not None:
             self.residuals.scale_(factor)
         return grad_norm, factor < 1.0
-
-    def _rescale(self, trailer: Trailer) -> None:
-        single = len(trailer.counts) == 1 and self._terms.known_counts is None
-        count = next(iter(trailer.counts.values()))
-        factor = self._terms.nominal / count if single and count else 1.0
-        if self._buckets is not None:
-            self._buckets.scale_(factor)
-            self._buckets.drop_untouched(trailer.touched)
-        else:
-            multiply_gradients(self._parameters, factor)

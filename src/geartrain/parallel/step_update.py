@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from geartrain.collectives.gradient_buckets import DEFAULT_BUCKET_BYTES
 from geartrain.parallel.trailer import Trailer
 
 
@@ -21,6 +22,19 @@ class StepOutcome:
     skipped: bool
     """The update was skipped: a gradient was not finite (fp16 loss scaling)."""
     term_losses: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How a step is made."""
+
+    max_grad_norm: float | None = None
+    """Clips the norm of the aggregated gradient, as one device would."""
+    overlap: bool = True
+    """Send gradients while the last micro-batch's backward still runs."""
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    loss_scaling: bool = False
+    """fp16 only; one scale for all ranks, since all see the same gradient."""
 
 
 def make_outcome(

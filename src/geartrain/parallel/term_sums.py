@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,6 +49,42 @@ class TermSums:
             if not ghost:  # not 0 times its values, which may be infinite
                 loss_sums.append(term.loss_sum.detach())
                 counts.append(term.count)
+
+    def accumulate_apart(
+        self,
+        flats: list[torch.Tensor],
+        terms: Mapping[str, LossTerm],
+        backward: Callable[[torch.Tensor, bool], None],
+        *,
+        ghost: bool,
+    ) -> None:
+        """One backward a term: their weights are known only after all forwards.
+
+        Args:
+            flats: The buckets, which backward fills; zero afterwards.
+            terms: Of a micro-batch.
+            backward: Called with a loss, and whether its graph is used again.
+            ghost: It contributes nothing.
+        """
+        for index, (name, term) in enumerate(terms.items()):
+            sums = self.gradients.setdefault(name, [torch.zeros_like(f) for f in flats])
+            if not term.loss_sum.requires_grad and not term.count > 0:
+                continue  # a term that is absent from this micro-batch
+            torch._foreach_zero_(flats)
+            loss = term.loss_sum / self.nominal
+            backward(loss * 0.0 if ghost else loss, index < len(terms) - 1)
+            torch._foreach_add_(sums, flats)
+        torch._foreach_zero_(flats)
+
+    def factor_for(self, counts: Mapping[str, float]) -> float:
+        """By what gradients are still to be multiplied once the true counts are known.
+
+        Args:
+            counts: Fleet-wide, by term.
+        """
+        count = next(iter(counts.values()))
+        is_single = len(counts) == 1 and self.known_counts is None
+        return self.nominal / count if is_single and count else 1.0
 
     def divisor(self, name: str) -> float:
         """What a term's sum is divided by before its backward.

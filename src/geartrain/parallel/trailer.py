@@ -24,6 +24,7 @@ SLOT_FIELDS = (
     "exchange_predicted_s",
     "exchange_rack_s",
     "exchange_slow_hop_s",
+    "gradient_code",
 )
 
 
@@ -52,6 +53,8 @@ class RankFigures:
     """Of it, the stage inside racks; 0 where this rank has no part in it."""
     exchange_slow_hop_s: float = 0.0
     """Of it, the stage between racks."""
+    gradient_code: float = 0.0
+    """Of the gradients that were applied in the step before; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

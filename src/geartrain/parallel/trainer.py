@@ -13,6 +13,7 @@ import torch
 
 from geartrain.data.sampler import ShareView
 from geartrain.errors import CommunicationError, ConfigError, TrainingStopped
+from geartrain.parallel.commit import StepName
 from geartrain.parallel.link_watch import LinkWatcher, make_watcher
 from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.model_calls import ModelCalls
@@ -39,6 +40,7 @@ from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.trainer_setup import (
     install_stop_handler,
     make_calls,
+    make_committer,
     make_engine,
     make_hub,
     make_residuals,
@@ -117,6 +119,7 @@ class Trainer:
         )
         if survivors is not None and run_dir is not None:
             self.regrouper = self._make_regrouper(survivors, run_dir)
+            self.engine.committer = make_committer(groups, self.engine)
 
     # -- what the session asks ----------------------------------------------------
 
@@ -225,6 +228,7 @@ class Trainer:
         """Load everything; returns the loaders' positions."""
         loaded = load_state(path, self.state())
         self.step_index = loaded.step_index
+        self.engine.name = StepName(step=self.step_index)
         retried(self, lambda: self.residuals.restore(loaded.residuals))
         return loaded.positions
 
@@ -368,6 +372,7 @@ class Trainer:
             state=self.state,
             run_dir=run_dir,
             num_in_vain=self._open_step.num_computed,
+            step_scheduler=self._step_scheduler,
         )
 
     def _request_stop(self) -> None:

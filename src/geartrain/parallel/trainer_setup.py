@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from geartrain.collectives.exchange_hub import ExchangeHub, HubPlace, uses_vendor_library
+from geartrain.parallel.commit import ExchangeCommitter
 from geartrain.parallel.dropout import convert_dropout
 from geartrain.parallel.low_communication import AVERAGES, ModelAverager
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.state_sync import broadcast_model, check_same_model
-from geartrain.parallel.step_engine import EngineSettings, StepEngine
+from geartrain.parallel.step_engine import StepEngine
+from geartrain.parallel.step_update import EngineSettings
 from geartrain.parallel.survivors import Survivors
 from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME
 
@@ -161,6 +163,23 @@ def make_engine(
         synchronize=place.device.synchronize,
         gradient_group=everyone,
         averager=_make_averager(place, settings, model),
+    )
+
+
+def make_committer(groups: RankGroups, engine: StepEngine) -> ExchangeCommitter | None:
+    """Steps are committed where the others go on without a lost rank.
+
+    Args:
+        groups: Of this rank.
+        engine: Whose ranks vote.
+    """
+    if engine.averager is not None:
+        return None  # each rank's step is its own
+    return ExchangeCommitter(
+        world=lambda: engine.world,
+        members=lambda: engine.members,
+        rank=groups.rank,
+        device_ids=groups.device_ids,
     )
 
 
