@@ -34,7 +34,8 @@ _STORAGES = {
     "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
 }
-_MAX_NODES = 10_000_000
+_MAX_NODES = 1_000_000
+"""Values in one item; a few bytes can describe more of them than any memory holds."""
 
 
 def read_item(data: bytes, source: str) -> Any:  # Any: a tensor, or plain data

@@ -98,10 +98,8 @@ def compare_versions(
 
 def _plain_values(node: Json) -> Json:
     """Return a structure's values as nested dicts and lists; tensors are compared apart."""
-    if isinstance(node, list):
-        return [_plain_values(item) for item in node]
     if not isinstance(node, dict):
-        return node
+        return list(map(_plain_values, node)) if isinstance(node, list) else node
     kind = node.get("$")
     if kind is None:
         return {key: _plain_values(value) for key, value in node.items()}
@@ -109,9 +107,7 @@ def _plain_values(node: Json) -> Json:
         return _plain_values(node["items"])
     if "items" in node:
         return {_key(key): _plain_values(value) for key, value in node["items"]}
-    if kind in {"tensor", "array"}:
-        return "tensor"
-    return node.get("hex", node.get("name"))
+    return "tensor" if kind in {"tensor", "array"} else node.get("hex", node.get("name"))
 
 
 def _key(key: Json) -> str:
