@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from geartrain.elastic.events import (
     TICK_S,
     Close,
     Closed,
+    Event,
     Note,
     Received,
     Record,
     Send,
     Tick,
 )
-from geartrain.elastic.lineage import first_lineage, next_lineage
 from geartrain.elastic.limits import Limits
+from geartrain.elastic.lineage import first_lineage, next_lineage
 from geartrain.elastic.machine import begin, handle, resume
 from geartrain.elastic.messages import (
+    WHOLE_STATE,
     Beat,
     Commit,
     Dismiss,
@@ -32,21 +35,22 @@ from geartrain.elastic.messages import (
     Healed,
     Hold,
     Join,
-    Leave,
+    MemberMessage,
     NewEpoch,
     Ready,
     StateRange,
     Suspect,
     Vote,
-    WHOLE_STATE,
     decode_from_coordinator,
     decode_to_coordinator,
     encode,
 )
 from geartrain.elastic.records import Committed, EpochFormed, Halted, JournalRecord, replay
+from geartrain.elastic.turn import OfState
 
 ORIGIN = first_lineage("simulated")
 STEP_S = 0.1
+NOT_CONNECTED = -1
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Member:
     vote: tuple[int, str] | None = None
     has_given: bool = False
     progress: int = 0
-    connection: int | None = None
+    connection: int = NOT_CONNECTED
     is_frozen: bool = False
     is_hung: bool = False
     is_over: bool = False
@@ -80,7 +84,7 @@ class Member:
     def lineage(self) -> str:
         return self.chain[-1] if self.chain else ""
 
-    def where(self) -> dict[str, object]:
+    def where(self) -> OfState:
         return {"epoch": self.epoch, "step": max(self.step, 0), "lineage": self.lineage}
 
     def connect(self) -> None:
@@ -101,12 +105,15 @@ class Member:
             )
         )
 
-    def say(self, message: object) -> None:
+    def say(self, message: MemberMessage) -> None:
         if self.connection in self.fleet.up:
             self.fleet.up[self.connection].append(encode(message))
 
     def beat(self) -> None:
-        if self.connection is None or self.fleet.now_s - self.last_beat_s < TICK_S - 1e-9:
+        if (
+            self.connection == NOT_CONNECTED
+            or self.fleet.now_s - self.last_beat_s < TICK_S - 1e-9
+        ):
             return
         self.last_beat_s = self.fleet.now_s
         is_waiting = self.vote is not None or self.has_given or self.order is None
@@ -197,8 +204,8 @@ class Member:
         lineage = next_lineage(self.lineage, self.step + 1, digest)
         self.vote = (self.step + 1, lineage)
         self.fleet.votes.add((self.incarnation, self.epoch, *self.vote))
-        vote = {"epoch": self.epoch, "step": self.step + 1, "lineage": lineage}
-        self.say(Vote(**vote, parent=self.lineage))
+        step, parent = self.step + 1, self.lineage
+        self.say(Vote(epoch=self.epoch, step=step, lineage=lineage, parent=parent))
 
 
 class SimulatedFleet:
@@ -223,7 +230,7 @@ class SimulatedFleet:
         self.sent: list[tuple[str, object]] = []
         self._next = 0
 
-    def start(self, member_id: str, **facts: object) -> Member:
+    def start(self, member_id: str, **facts: Any) -> Member:
         """Start a process of a member; a running one is killed."""
         if member_id in self.alive:
             self.kill(member_id)
@@ -235,7 +242,7 @@ class SimulatedFleet:
 
     def kill(self, member_id: str) -> None:
         member = self.alive.pop(member_id)
-        if member.connection is not None:
+        if member.connection != NOT_CONNECTED:
             if member.connection in self.up:
                 self.up[member.connection].append(None)
             self.owner.pop(member.connection, None)
@@ -255,7 +262,7 @@ class SimulatedFleet:
         self.owner.clear()
         self.state = resume(self.records, self.limits, self.now_s)
         for member in self.alive.values():
-            member.connection = None
+            member.connection = NOT_CONNECTED
 
     def deliver_up(self, connection: int) -> None:
         """The coordinator hears the next message of a connection."""
@@ -280,14 +287,14 @@ class SimulatedFleet:
             self.down.pop(connection)
             self.up.pop(connection, None)
             if member.connection == connection:
-                member.connection = None
+                member.connection = NOT_CONNECTED
                 member.order = None
                 if member.is_over or member.is_leaving:
                     self.alive.pop(member.member_id, None)
         else:
             member.hear(decode_from_coordinator(line[:-1]))
 
-    def handle(self, event: object) -> None:
+    def handle(self, event: Event) -> None:
         """Let the machine decide, and carry its actions out."""
         before = self.state.facts
         self.state, actions = handle(self.state, event, self.now_s)
@@ -311,8 +318,7 @@ class SimulatedFleet:
     def check_record(self, record: JournalRecord) -> None:
         if isinstance(record, EpochFormed):
             self.epochs.append(record)
-        is_lost = isinstance(record, Halted) and record.kind == "no_state"
-        if is_lost and WHOLE_STATE in record.ranges:
+        if isinstance(record, Halted) and WHOLE_STATE in record.ranges:
             lineage = self.state.facts.lineage
             holders = [m for m in self.live() if m.lineage == lineage and not m.is_leaving]
             assert not holders, f"{[m.member_id for m in holders]} hold it: {record.reason}"
@@ -331,6 +337,15 @@ class SimulatedFleet:
         assert self.committed.get(message.step) == message.lineage, "not committed"
         assert member.step == message.step - 1
 
+    def is_halted(self) -> bool:
+        """Whether the run waits for a person."""
+        return self.state.phase == "halted"
+
+    def halt_kind(self) -> str:
+        """Why it does."""
+        halted = self.state.facts.halted
+        return halted.kind if halted else ""
+
     def live(self) -> list[Member]:
         """Processes that run."""
         return [m for m in self.alive.values() if not m.is_frozen]
@@ -339,7 +354,7 @@ class SimulatedFleet:
         """One member's main loop and control thread do one thing each."""
         if member.is_frozen or member.member_id not in self.alive:
             return
-        if member.connection is None:
+        if member.connection == NOT_CONNECTED:
             member.connect()
         member.beat()
         member.work()
@@ -354,8 +369,8 @@ class SimulatedFleet:
                 self.deliver_up(connection)
         self.handle(Tick())
         for connection in tuple(self.down):
-            member = self.owner.get(connection)
-            while self.down.get(connection) and not (member and member.is_frozen):
+            hearer = self.owner.get(connection)
+            while self.down.get(connection) and not (hearer and hearer.is_frozen):
                 self.deliver_down(connection)
 
     def run_until(
@@ -374,11 +389,11 @@ class SimulatedFleet:
         return self.run_until(lambda: self.state.facts.step >= wanted, within_s)
 
     def describe(self) -> str:
-        s = self.state
+        s, notes = self.state, [note.text for note in self.notes[-8:]]
         return (
-            f"at {self.now_s:.2f} s: {s.phase} epoch {s.facts.epoch} step {s.facts.step} of "
-            f"{s.members}, ready {sorted(s.ready)}, voted {sorted(s.votes)}, {s.reason}; "
-            f"halted {s.facts.halted}; last notes {[n.text for n in self.notes[-8:]]}"
+            f"at {self.now_s:.2f} s: {s.phase} epoch {s.facts.epoch} step {s.facts.step} "
+            f"of {s.members}, ready {sorted(s.ready)}, voted {sorted(s.votes)}, "
+            f"{s.reason}; halted {s.facts.halted}; last notes {notes}"
         )
 
     def check_replay(self) -> None:

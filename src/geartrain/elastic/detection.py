@@ -11,6 +11,8 @@ _HELD_UP_S = 0.25
 """The coordinator ticks every 0.05 s. Where it was not awake for this long it can't blame
 others for what it has not heard."""
 
+_MOST_LIMITS = 4
+
 
 def forgive_held_up(turn: Turn) -> None:
     """Count only the time in which the coordinator itself was awake."""
@@ -88,7 +90,10 @@ def _find_hung(turn: Turn) -> None:
     # A new epoch tells, since who hangs does not take it up.
     longest_s = max(peer.pace.limit_s(state.limits) for peer in slow)
     latest_s = max(peer.progress_at_s for peer in slow)
-    if all(p.activity == "waiting" for p in slow) and turn.now_s - latest_s > longest_s:
+    is_still = turn.now_s - latest_s > longest_s
+    # A main loop that only wakes to look whether it may go on moves, but gets nowhere.
+    is_endless = turn.now_s - state.since_s > _MOST_LIMITS * longest_s
+    if all(p.activity == "waiting" for p in slow) and (is_still or is_endless):
         names = ", ".join(peer.member_id for peer in slow)
         break_epoch(turn, f"an exchange among {names} does not end")
 

@@ -155,7 +155,6 @@ def _enter(turn: Turn, formation: Formation, message: NewEpoch) -> None:
         votes={},
         to_get=formation.to_get(),
         givers=tuple(sorted(givers)),
-        announced=message,
         lost=(),
     )
     for member_id in names:

@@ -13,7 +13,7 @@ from geartrain.elastic.holdings import (
     find_lacking,
     plan_transfers,
 )
-from geartrain.elastic.losing import halt, hold, lose, tell_halt, wait_s
+from geartrain.elastic.losing import break_epoch, halt, hold, lose, tell_halt, wait_s
 from geartrain.elastic.messages import (
     PROTOCOL_VERSION,
     Commit,
@@ -23,13 +23,12 @@ from geartrain.elastic.messages import (
     Holds,
     Join,
     NotRestored,
-    Vote,
     Welcome,
 )
 from geartrain.elastic.records import Committed, EpochSeen, RangesKnown
 from geartrain.elastic.state import NO_STATE, Healing, Peer
 from geartrain.elastic.turn import Turn
-from geartrain.elastic.voting import commit, hear_vote
+from geartrain.elastic.voting import commit
 
 
 def hear_join(turn: Turn, connection: int, join: Join) -> None:
@@ -286,24 +285,11 @@ def _reconnect(turn: Turn, peer: Peer, connection: int, join: Join) -> None:
         turn.set_peer(
             peer, step=step, lineage=lineage, holds=holds, healing=None, eligible_at_s=None
         )
-    if is_member:
-        _catch_up_on_epoch(turn, peer, join)
-
-
-def _catch_up_on_epoch(turn: Turn, peer: Peer, join: Join) -> None:
-    state = turn.state
-    if state.phase in {"gathering", "holding"}:
-        hold(turn, peer, state.reason)
-    elif join.epoch != state.facts.epoch and state.announced is not None:
-        turn.send(peer, state.announced)
-    elif join.voted_step == state.facts.step + 1:
-        vote = Vote(
-            epoch=join.epoch,
-            step=join.voted_step,
-            lineage=join.voted_lineage,
-            parent=join.lineage,
-        )
-        hear_vote(turn, peer, vote)
+    if is_member and turn.state.phase in {"gathering", "holding"}:
+        hold(turn, peer, turn.state.reason)
+    elif is_member:
+        # What was on its way over the old connection is lost, in both directions.
+        break_epoch(turn, f"{peer.member_id} came back on a new connection")
 
 
 def _send_commit(turn: Turn, peer: Peer) -> Peer:

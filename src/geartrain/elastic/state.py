@@ -9,7 +9,7 @@ from typing import Literal
 from geartrain.elastic.events import TICK_S
 from geartrain.elastic.holdings import Ranges
 from geartrain.elastic.limits import Limits, Pace
-from geartrain.elastic.messages import WHOLE_STATE, NewEpoch, Vote
+from geartrain.elastic.messages import WHOLE_STATE, Vote
 from geartrain.elastic.records import Facts, Incarnation, JournalRecord, replay
 
 Phase = Literal["gathering", "holding", "building", "running", "halted"]
@@ -134,7 +134,6 @@ class State:
     """What members of a new epoch get by transfers and restores."""
     givers: tuple[str, ...] = ()
     """Who has left in order and still hands its state over."""
-    announced: NewEpoch | None = None
     awaited: frozenset[Incarnation] = frozenset()
     """Members of the last epoch that this coordinator has not seen since it came back."""
     lost: tuple[Lost, ...] = ()
