@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from geartrain.checkpoint.ranges import StateRange
 from geartrain.elastic.events import (
     TICK_S,
     Close,
@@ -38,7 +39,6 @@ from geartrain.elastic.messages import (
     MemberMessage,
     NewEpoch,
     Ready,
-    StateRange,
     Suspect,
     Vote,
     decode_from_coordinator,
@@ -117,7 +117,9 @@ class Member:
             return
         self.last_beat_s = self.fleet.now_s
         is_waiting = self.vote is not None or self.has_given or self.order is None
-        phase = "waiting" if is_waiting and not self.is_hung else "step"
+        phase: Literal["step", "waiting"] = "step"
+        if is_waiting and not self.is_hung:
+            phase = "waiting"
         self.say(Beat(**self.where(), progress=self.progress, phase=phase, step_s=STEP_S))
 
     def hear(self, message: object) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from geartrain.elastic import journal as journal_module
 from geartrain.elastic.journal import Journal, read_journal
 from geartrain.elastic.records import (
     HISTORY_STEPS,
@@ -154,7 +153,7 @@ def test_full_disk_is_told_and_leaves_the_journal_as_it_was(
         return os.write(file, part[:5]) if not os.lseek(file, offset, 0) < 0 else 0
 
     with monkeypatch.context() as context:
-        context.setattr(journal_module.os, "pwrite", write_half)
+        context.setattr(os, "pwrite", write_half)
         with pytest.raises(CheckpointError, match="No space left"):
             journal.append(commits(4, 5))
     assert path.read_bytes() == data
@@ -166,8 +165,8 @@ def test_full_disk_is_told_and_leaves_the_journal_as_it_was(
 def test_membership_is_on_disk_before_append_returns_and_steps_soon_after(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced = []
-    monkeypatch.setattr(journal_module.os, "fdatasync", synced.append)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
     journal = Journal(path)
     journal.append([RECORDS[0]])
     assert len(synced) == 1

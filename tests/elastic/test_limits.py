@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -71,6 +73,6 @@ def test_old_failures_are_forgotten() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"min_members": 0}, {"shortest_s": 100.0}, {"build_s": 0.0}]
 )
-def test_limits_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Limits(**wrong)
