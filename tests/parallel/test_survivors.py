@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from geartrain.parallel.handover import Lineage, PlacesDifferError, plan_handove
 from geartrain.parallel.step_engine import StepEngine
 from geartrain.parallel.survivors_buffers import BufferKeeper
 from geartrain.planner import Plan
-from geartrain.telemetry import encode_document
+from geartrain.telemetry import RecoveryReport, RunLogReader, encode_document
 from local_ranks import run_ranks
 from small_models import mean_cross_entropy
 from training_jobs import (
+    BATCH,
     Job,
     Result,
+    global_batches,
     largest_difference,
     partial_plan,
     relative_error,
@@ -60,7 +63,7 @@ def train(
     rank: int, world_size: int, folder: Path, victims: Any, spec: dict[str, Any]
 ) -> tuple[Result, float]:
     session = worker_session(
-        rank, world_size, folder, deterministic=True, on_loss="continue", **spec
+        rank, world_size, folder, deterministic=True, **{"on_loss": "finish"} | spec
     )
     job = Job(num_steps=12, loss_fn=doomed(victims, session))
     started_at_s = time.monotonic()
@@ -249,3 +252,53 @@ def test_buffers_are_as_before_the_step() -> None:
     keeper.restore()  # nothing was begun since
     after = dict(model.named_buffers())["1.running_mean"]
     assert not torch.equal(after, before["1.running_mean"])
+
+
+def train_plainly_without(job: Job, step: int, gone: range) -> list[float]:
+    """Losses of one device that leaves samples out of one batch."""
+    model = job.model()
+    optimizer = job.make_optimizer(model)
+    losses = []
+    for index, batch in enumerate(islice(global_batches(job), job.num_steps)):
+        kept = [i for i in range(len(batch[0])) if index != step or i not in gone]
+        part = [tensor[kept] for tensor in batch]
+        optimizer.zero_grad()
+        loss = mean_cross_entropy(model(part[0]), part).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_shrunk_step_is_that_of_the_samples_left(tmp_path: Path, victim: int) -> None:
+    victims = {victim: (6, 0.0, signal.SIGKILL)}
+
+    results = run_ranks(
+        train, 3, tmp_path, victims, {"on_loss": "shrink"}, may_die=[victim]
+    )
+
+    gone = range(4 * victim, 4 * victim + 4)
+    expected = train_plainly_without(JOB, 6, gone)
+    for rank in {0, 1, 2} - {victim}:
+        assert largest_difference(results[rank][0].losses, expected) < 1e-6
+    reader = RunLogReader(tmp_path)
+    records, events = reader.new_steps(), reader.new_events()
+    reader.close()
+    shrunk = [event for event in events if event.kind == "shrunk"]
+    assert [event.values["effective_batch_size"] for event in shrunk] == [8.0]
+    made = [sum(r.num_samples for r in records if r.step == step) for step in (3, 6, 9)]
+    assert made == [12, 8, 12]
+
+
+def test_recovery_is_reported(tmp_path: Path) -> None:
+    run_ranks(train, 3, tmp_path, {1: (7, 0.0, signal.SIGKILL)}, {}, may_die=[1])
+
+    reader = RunLogReader(tmp_path)
+    reports = [RecoveryReport.of_event(event) for event in reader.new_events()]
+    reader.close()
+    (report,) = [report for report in reports if report is not None]
+    assert report.detect_s == 0.0
+    assert report.replan_s > 0.0
+    assert report.restore_s > 0.0
+    assert 0 <= report.lost_samples <= BATCH

@@ -72,10 +72,11 @@ PRELOAD = ("torch", "geartrain.session")
 )
 @click.option(
     "--on-loss",
-    type=click.Choice(["continue", "stop"]),
-    default="continue",
+    type=click.Choice(["finish", "shrink", "stop", "continue"]),
+    default="finish",
     show_default=True,
-    help="Whether the others go on where a worker is lost while training.",
+    help="Where a worker is lost the others make its step whole, or make it without its "
+    "samples, or stop. (continue: as finish.)",
 )
 @click.option(
     "--min-devices",

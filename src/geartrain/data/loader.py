@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -184,15 +184,22 @@ class ShareLoader:
             raise ConfigError(msg)
         return move_batch(self._fetch_host(current, start, stop), self._device)
 
-    def reassign(self, view: ShareView) -> Batch:
+    def reassign(self, view: ShareView, positions: Sequence[int] | None = None) -> Batch:
         """Hand the current global batch out again, by other shares.
+
+        Args:
+            view: The shares.
+            positions: What is left of the batch, rising; all of it where None.
 
         Raises:
             ConfigError: If none has been handed out yet.
         """
         before = self.current
+        indices = before.sample_indices
+        if positions is not None:
+            indices = tuple(indices[position] for position in positions)
         self._current = current = locate_batch(
-            before.epoch, before.step_in_epoch, before.sample_indices, view
+            before.epoch, before.step_in_epoch, indices, view
         )
         batch = self._fetch_host(current, current.start, current.stop)
         self.last_batch = move_batch(batch, self._device)

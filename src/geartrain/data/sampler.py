@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -72,6 +73,24 @@ def slice_by_shares(
     parts = apportion(count, (*shares, tail_samples))
     *own, tail = pairwise(accumulate(parts, initial=0))
     return BatchSlices(own=tuple(own), tail=tail)
+
+
+def positions_without(
+    count: int, view: ShareView, ranks: Collection[int]
+) -> tuple[int, ...]:
+    """Positions of a global batch that do not belong to some ranks.
+
+    Args:
+        count: Samples of the global batch.
+        view: The shares that it was cut by; its tail belongs to nobody.
+        ranks: Whose slices are left out.
+
+    >>> positions_without(6, ShareView(shares=(3, 1, 2), rank=0), [1])
+    (0, 1, 2, 4, 5)
+    """
+    own = slice_by_shares(count, view.shares, view.tail_samples).own
+    gone = {p for rank in ranks for p in range(*own[rank])}
+    return tuple(p for p in range(count) if p not in gone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

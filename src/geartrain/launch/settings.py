@@ -13,6 +13,7 @@ from geartrain.devices.emulation.schedule import check_schedule, parse_schedule
 from geartrain.devices.host import cores_present
 from geartrain.devices.profile import Fleet
 from geartrain.errors import ConfigError
+from geartrain.parallel.worker_spec import OnLoss
 from geartrain.planner import Plan
 from geartrain.planner.pinned_plan import check_devices
 from geartrain.telemetry import read_document
@@ -34,8 +35,8 @@ class LaunchSettings:
     deterministic: bool = False
     replan_threshold: float = 0.15
     tail_fraction: float = 0.0
-    on_loss: Literal["continue", "stop"] = "continue"
-    """Whether the others go on where a worker is lost while training."""
+    on_loss: OnLoss = "finish"
+    """What the others do where a worker is lost while training."""
     min_devices: int = 1
     """With fewer left the run ends."""
     schedule_path: Path | None = None

@@ -11,6 +11,7 @@ from geartrain.errors import ConfigError
 from geartrain.monitoring.charts import draw_charts
 from geartrain.monitoring.run_files import RunFiles, read_run
 from geartrain.monitoring.run_summary import RunSummary, summarise
+from geartrain.telemetry import RecoveryReport
 from geartrain.telemetry.documents import write_atomically
 from geartrain.units import format_bytes, format_seconds
 
@@ -98,7 +99,15 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss", f"{summary.first_loss:.4f} to {summary.last_loss:.4f}"))
     rows.append(("re-plans", str(summary.num_replans)))
-    return rows
+    return rows + [("recovery", _describe(report)) for report in summary.recoveries]
+
+
+def _describe(report: RecoveryReport) -> str:
+    return (
+        f"{format_seconds(report.interruption_s)} (noticed after "
+        f"{format_seconds(report.detect_s)}, plan {format_seconds(report.replan_s)}, "
+        f"step {format_seconds(report.restore_s)}; {report.lost_samples} samples lost)"
+    )
 
 
 def _labels(run: RunFiles) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from geartrain.planner import Plan
-from geartrain.telemetry import RunEvent, StepRecord
+from geartrain.telemetry import RecoveryReport, RunEvent, StepRecord
 
 NUM_WARM_UP_STEPS = 2
 """Left out of rates: the first steps allocate memory and start the transports."""
@@ -58,6 +58,8 @@ class RunSummary:
     total_steps: int | None
     """Steps that the run will take, where it said so."""
     devices: tuple[DeviceSummary, ...]
+    recoveries: tuple[RecoveryReport, ...] = ()
+    """Of each loss that the others went on after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ def summarise(
         num_slowdowns=sum(event.kind == "slowdown" for event in events),
         total_steps=known_total(events),
         devices=devices,
+        recoveries=tuple(filter(None, map(RecoveryReport.of_event, events))),
     )
 
 

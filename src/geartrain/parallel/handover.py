@@ -31,6 +31,8 @@ class Lineage:
     """Global batch sizes that it has a plan for."""
     num_in_vain: int = 0
     """Samples that it has computed of a step that was not applied."""
+    has_begun: bool = False
+    """Whether it has begun the interrupted step, and so its batch."""
     name: str = ""
     """Lineage of its state."""
     voted: str = ""
@@ -52,6 +54,8 @@ class Handover:
     """Global batch sizes that all have a plan for, rising."""
     num_in_vain: int = 0
     """Samples of the interrupted step that are computed again."""
+    have_all_begun: bool = False
+    """Whether all have begun the interrupted step."""
     applies: tuple[int, ...] = ()
     """Ranks that apply the interrupted step themselves, rising: they have all of it."""
 
@@ -98,6 +102,7 @@ def plan_handover(lineages: list[Lineage]) -> Handover:
         holders=tuple(lineage.rank for lineage in holding),
         planned_sizes=tuple(sorted(common)),
         num_in_vain=0 if is_applied else sum(li.num_in_vain for li in lineages),
+        have_all_begun=all(lineage.has_begun for lineage in lineages),
         applies=applies,
     )
 

@@ -19,6 +19,7 @@ from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError, CommunicationError
 from geartrain.parallel.handover import Handover, Lineage, plan_handover
 from geartrain.parallel.plan_director import KnownRates
+from geartrain.parallel.recovery import Recovery
 from geartrain.parallel.state_sync import broadcast_bytes
 from geartrain.parallel.survivors_buffers import BufferKeeper
 from geartrain.parallel.worker_spec import GoingOn, WorkerLoss
@@ -81,17 +82,20 @@ class Regrouper:
     run_dir: Path
     num_in_vain: Callable[[], int]
     """Samples of the open step that were computed here."""
+    is_step_open: Callable[[], bool]
     step_scheduler: Callable[[float], None]
     """Called with the loss of a step that was applied while settling."""
     buffers: BufferKeeper = field(init=False)
     num_together: int = 0
     last_save: Save | None = None
+    have_all_begun: bool = False
+    """Whether all ranks had begun the step that was interrupted last."""
     owes_save: bool = False
     """The last save is to be made again after the next step, by all ranks alike."""
     _losses: dict[int, WorkerLoss] = field(default_factory=dict)
     _lead: int = 0
     """Who led when the ranks were in step last."""
-    _noticed_at_s: float = 0.0
+    _recovery: Recovery = field(default_factory=Recovery)
     _outcome: StepOutcome | None = None
     """Of the interrupted step, once it was applied while settling."""
 
@@ -110,16 +114,15 @@ class Regrouper:
     def applied(self, num_steps: int) -> None:
         """A step was applied."""
         self.buffers.applied()
-        if self._noticed_at_s:
-            took_s = time.time() - self._noticed_at_s
-            self._noticed_at_s = 0.0
+        report = self._recovery.finish(time.time())
+        if report is not None:
             names = [self.groups.device_ids[r] for r in self.groups.members]
             self.recorder.add_event(
                 num_steps,
                 "epoch",
                 f"goes on with {', '.join(names)}: the first step was applied "
-                f"{format_seconds(took_s)} after the loss was noticed",
-                values={"interruption_s": took_s},
+                f"{format_seconds(report.interruption_s)} after the loss was noticed",
+                values=report.as_values(),
             )
 
     def settle(self, error: CommunicationError, num_steps: int) -> StepOutcome | None:
@@ -164,7 +167,7 @@ class Regrouper:
             raise failure from error
         if gathering is None:
             raise error
-        self._noticed_at_s = self._noticed_at_s or gathering.noticed_at_s
+        self._recovery.notice(gathering.noticed_at_s, gathering.silent_s)
         lost = tuple(r for r in self.groups.members if r not in gathering.ranks)
         self.groups.regroup(
             gathering.ranks, gathering.generation, gathering.hub, gathering.collective
@@ -242,6 +245,7 @@ class Regrouper:
             num_together=self.num_together,
             planned_sizes=self.director.planned_sizes,
             num_in_vain=self.num_in_vain(),
+            has_begun=self.is_step_open(),
             name=self.engine.name.lineage,
             voted=voted.lineage if voted is not None else "",
         )
@@ -253,7 +257,26 @@ class Regrouper:
         self.engine.regroup(self.groups.collective(), gathering.ranks)
         self.director.regroup(word.rates, handover.holders)
         self._lead, self.owes_save = self.groups.lead, word.saves_again
+        self.have_all_begun = handover.have_all_begun
+        self._recovery.planned(time.time(), handover.num_in_vain)
         self._tell_plan(handover.num_steps)
+
+    def leave_out(self, num_samples: int, num_left: int, num_steps: int) -> None:
+        """Tell that the step is made without the samples of whoever was lost.
+
+        Args:
+            num_samples: That are left out.
+            num_left: Of the global batch.
+            num_steps: Optimizer steps applied before.
+        """
+        self._recovery.lost_samples += num_samples
+        self.recorder.add_event(
+            num_steps,
+            "shrunk",
+            f"the step is made with {num_left} samples, without {num_samples} of whoever "
+            "was lost",
+            values={"effective_batch_size": num_left, "lost_samples": num_samples},
+        )
 
     def _apply(self, handover: Handover) -> None:
         """Apply the interrupted step, or take on the state after it, or undo it."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from geartrain.data.sampler import positions_without
 from geartrain.errors import CommunicationError
 from geartrain.parallel.handover import PlacesDifferError
 from geartrain.parallel.training_saves import save
 
 if TYPE_CHECKING:
+    from geartrain.data.loader import ShareLoader
+    from geartrain.data.sampler import ShareView
     from geartrain.parallel.trainer import Trainer
 
 T = TypeVar("T")
@@ -57,7 +60,7 @@ def do_again(trainer: Trainer, error: CommunicationError, batch: Any) -> Any:  #
     loader, steps_before = trainer.active_loader, trainer.step_index
     if trainer.regrouper is None or loader is None:
         raise error
-    was_open = trainer.is_step_open
+    was_open, members = trainer.is_step_open, trainer.place.groups.members
     if was_open and batch is not loader.last_batch:
         _give_up(
             trainer,
@@ -65,6 +68,7 @@ def do_again(trainer: Trainer, error: CommunicationError, batch: Any) -> Any:  #
             "the batch is not as the loader handed it out, and other devices' parts "
             "of it can't be read; transform in the dataset or collate_fn",
         )
+    old_view = trainer.director.keeper.share_view(trainer.place.rank)
     go_on(trainer, error)
     if not was_open or trainer.step_index > steps_before:
         return batch
@@ -72,7 +76,32 @@ def do_again(trainer: Trainer, error: CommunicationError, batch: Any) -> Any:  #
     view = retried(trainer, lambda: trainer.director.assign(loader))
     if trainer.step_index > steps_before:
         return batch
-    return loader.reassign(view)
+    lost = set(members) - set(trainer.place.groups.members)
+    return loader.reassign(view, _positions_left(trainer, loader, old_view, lost))
+
+
+def _positions_left(
+    trainer: Trainer, loader: ShareLoader, view: ShareView, lost: Collection[int]
+) -> tuple[int, ...] | None:
+    """What the interrupted step is made of; None: the whole global batch.
+
+    Args:
+        trainer: Of this rank.
+        loader: Whose batch it is.
+        view: The shares that it was cut by.
+        lost: Ranks whose samples may be left out.
+    """
+    regrouper = trainer.regrouper
+    assert regrouper is not None
+    assert trainer.spec is not None
+    if trainer.spec.on_loss != "shrink" or not regrouper.have_all_begun:
+        return None
+    count = loader.current.global_count
+    left = positions_without(count, view, lost)
+    if len(left) in {0, count}:
+        return None
+    regrouper.leave_out(count - len(left), len(left), trainer.step_index)
+    return left
 
 
 def go_on(trainer: Trainer, error: CommunicationError) -> None:

@@ -62,6 +62,8 @@ class Gathering:
     """Of whom it was noticed."""
     noticed_at_s: float
     """Unix time."""
+    silent_s: float = 0.0
+    """How long the loss had lasted by then, where it showed as silence."""
 
     def reason_of(self, rank: int) -> str:
         """Why a rank that is not among them is not."""
@@ -254,6 +256,7 @@ class Survivors:
                 reason=reason,
                 suspects=fault.suspects,
                 noticed_at_s=noticed_at_s,
+                silent_s=fault.silent_s,
             )
         msg = f"{reason}; those left could not be joined in {_MOST_ATTEMPTS} attempts"
         raise CommunicationError(msg)

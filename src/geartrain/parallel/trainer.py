@@ -372,6 +372,7 @@ class Trainer:
             state=self.state,
             run_dir=run_dir,
             num_in_vain=self._open_step.num_computed,
+            is_step_open=lambda: self.is_step_open,
             step_scheduler=self._step_scheduler,
         )
 

@@ -17,6 +17,11 @@ STOPPED_EXIT_CODE = 75
 """Exit status of a worker that saved its state and stopped when asked to."""
 
 
+OnLoss = Literal["finish", "shrink", "stop", "continue"]
+"""finish: make the interrupted step with the same global batch. shrink: make it without the
+samples of whoever was lost. stop: end. continue: as finish, which it was called before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """One worker's place in the run."""
@@ -44,8 +49,8 @@ class WorkerSpec:
     """Change of a device's rate that triggers a re-plan."""
     tail_fraction: float = 0.0
     """Part of the global batch left to whoever is free at the end of a step."""
-    on_loss: Literal["continue", "stop"] = "stop"
-    """continue: those that are left go on where another worker was lost."""
+    on_loss: OnLoss = "stop"
+    """What those that are left do where another worker was lost."""
     min_devices: int = 1
     """With fewer left the run ends."""
     torch_threads: int | None = 1

@@ -6,11 +6,17 @@ from geartrain.telemetry.documents import (
     read_document,
     write_document,
 )
-from geartrain.telemetry.records import RunEvent, RunManifest, StepRecord
+from geartrain.telemetry.records import (
+    RecoveryReport,
+    RunEvent,
+    RunManifest,
+    StepRecord,
+)
 from geartrain.telemetry.run_log import LogEnd, RunLogReader, RunLogWriter
 
 __all__ = [
     "LogEnd",
+    "RecoveryReport",
     "RunEvent",
     "RunLogReader",
     "RunLogWriter",

@@ -15,12 +15,15 @@ EventKind = Literal[
     "relinked",
     "lost",
     "epoch",
+    "shrunk",
     "saved",
     "stopped",
     "note",
 ]
 # linked: the links were probed. exchange: how gradients are exchanged was decided.
 # relinked: a link was off and was probed again. lost: a device is gone for good.
+# epoch: those left go on; its values are a RecoveryReport's. shrunk: a step was made
+# without the samples of whoever was lost.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,49 @@ class RunEvent:
     device_id: str = ""
     values: dict[str, float] = field(default_factory=dict)
     schema_version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """What the loss of devices cost, as the event ``epoch`` tells it."""
+
+    detect_s: float
+    """How long it had lasted when it was noticed: the silence of a frozen device; 0 for a
+    killed one, whose connections its kernel closes within milliseconds."""
+    replan_s: float
+    """From then until those left had gathered, were in step, and had a plan."""
+    restore_s: float
+    """From then until the next step was applied."""
+    lost_samples: int
+    """Of the interrupted step: computed in vain by those left, or left out of it."""
+
+    @property
+    def interruption_s(self) -> float:
+        """From the notice until the next step was applied."""
+        return self.replan_s + self.restore_s
+
+    def as_values(self) -> dict[str, float]:
+        """The values of the event."""
+        return {
+            "interruption_s": self.interruption_s,
+            "detect_s": self.detect_s,
+            "replan_s": self.replan_s,
+            "restore_s": self.restore_s,
+            "lost_samples": float(self.lost_samples),
+        }
+
+    @classmethod
+    def of_event(cls, event: RunEvent) -> RecoveryReport | None:
+        """The report that an event carries; None for other events."""
+        if event.kind != "epoch" or "detect_s" not in event.values:
+            return None
+        values = event.values
+        return cls(
+            detect_s=values["detect_s"],
+            replan_s=values["replan_s"],
+            restore_s=values["restore_s"],
+            lost_samples=round(values["lost_samples"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

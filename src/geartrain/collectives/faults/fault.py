@@ -22,3 +22,5 @@ class Fault:
     detail: str
     at_s: float
     """Unix time at which this process knew."""
+    silent_s: float = 0.0
+    """How long the suspects had been silent by then; 0 for other kinds."""

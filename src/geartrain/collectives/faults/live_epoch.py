@@ -69,6 +69,7 @@ class LiveEpoch:
         self._ending = False
         self._ended = threading.Event()
         self._pulse: Pulse | None = None
+        self._silent_s = 0.0
 
     def meet(self, limit_s: float) -> None:
         """Find the other members and begin with heartbeats.
@@ -117,6 +118,7 @@ class LiveEpoch:
     def silent(self, members: tuple[int, ...], silent_s: float) -> None:
         """Hear from the pulse that members send no heartbeats."""
         names = self.membership.names(members)
+        self._silent_s = silent_s
         detail = f"{names} was silent for {silent_s:.1f} s: it is frozen or cut off"
         if 1 < len(members) == self.membership.num_members - 1:
             detail += ", or this host is"
@@ -207,5 +209,6 @@ class LiveEpoch:
                 suspects=tuple(self.ranks[position] for position in suspects),
                 detail=reason,
                 at_s=time.time(),
+                silent_s=self._silent_s if kind == "silence" else 0.0,
             )
         self._on_end(fault, reason)
