@@ -18,7 +18,7 @@ from geartrain.elastic.greeting import Credentials
 from geartrain.elastic.limits import Limits
 from geartrain.elastic.link import Callbacks, Identity
 from geartrain.elastic.machine import handle, resume
-from geartrain.elastic.messages import NewEpoch
+from geartrain.elastic.messages import Heal, NewEpoch
 from geartrain.elastic.outcome import Committed, Interrupted
 from geartrain.elastic.records import JournalRecord
 from geartrain.elastic.server import LONGEST_AWAKE_STEP_S, Decisions, Server, bind
@@ -98,7 +98,7 @@ class Member:
                 **identity,  # type: ignore[arg-type]  # fields of Identity
             ),
             settings,
-            Callbacks(on_interruption=self.interruptions.put),
+            Callbacks(on_interruption=self.interruptions.put, on_heal=self._heal),
         )
         self.epoch = 0
         self.step = 0
@@ -111,8 +111,28 @@ class Member:
     def enter_epoch(self) -> NewEpoch:
         found = self.client.next_epoch(self.epoch, LIMIT_S)
         self.epoch = found.epoch
+        if (found.step, found.lineage) != (self.step, self.lineage):
+            self.step, self.lineage = found.step, found.lineage  # that is all of the state
+            self.client.healed(found.step, found.lineage)
         self.client.ready(found.epoch)
         return found
+
+    def follow(self, num_members: int) -> None:
+        """Train until a step was made in a later epoch of so many members."""
+        first_epoch, count = self.epoch, num_members
+        while True:
+            if self.client.interruption(self.epoch) is not None:
+                count = len(self.enter_epoch().members)
+            self.vote()
+            is_committed = isinstance(self.settle(), Committed)
+            if is_committed and self.epoch > first_epoch and count == num_members:
+                return
+
+    def _heal(self, heal: Heal) -> None:
+        """Copy the state beside the training: here, the lineage is all of it."""
+        if any(transfer.receiver == self.name for transfer in heal.transfers):
+            self.step, self.lineage = heal.step, heal.lineage
+            self.client.healed(heal.step, heal.lineage)
 
     def vote(self) -> None:
         step = self.step + 1
@@ -139,6 +159,16 @@ def members(
     finally:
         for member in found:
             member.client.close()
+
+
+def follow_together(found: Sequence[Member]) -> None:
+    """All at once, each in its main loop, until they are all in one epoch again."""
+    threads = [threading.Thread(target=m.follow, args=(len(found),)) for m in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert len({(m.epoch, m.step, m.lineage) for m in found}) == 1
 
 
 def commit_together(found: Sequence[Member]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 import timeit
@@ -25,6 +26,7 @@ from running_coordinator import (
     MemoryLedger,
     commit_together,
     coordinator,
+    follow_together,
     members,
 )
 
@@ -222,14 +224,19 @@ def test_a_dismissed_process_comes_back_after_the_wait_that_it_was_given() -> No
         a.vote()
         assert isinstance(a.settle(), Interrupted)
         assert "main loop" in b.interruptions.get(timeout=LIMIT_S)
-        a.enter_epoch()
-        # It is alive after all, holds the state, and joins at a boundary.
         _wait_until(lambda: place.server.state.peers.keys() == {"a", "b"})
-        _wait_until(lambda: place.server.state.peers["b"].eligible_at_s is not None)
-        while a.client.interruption(a.epoch) is None:
-            a.vote()
-            a.settle()
-        assert [m.member_id for m in a.enter_epoch().members] == ["a", "b"]
+        follow_together([a, b])  # it is alive after all
+
+
+def test_a_cut_connection_costs_an_epoch_and_not_the_member() -> None:
+    with coordinator(_limits(2)) as place, members("ab", place.settings()) as (a, b):
+        commit_together([a, b])
+        a.vote()
+        connection = b.client._link._connection
+        assert connection is not None
+        connection._socket.shutdown(socket.SHUT_RDWR)
+        follow_together([a, b])
+        assert a.epoch > 2
 
 
 def _nowhere() -> ControlSettings:

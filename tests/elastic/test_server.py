@@ -15,17 +15,19 @@ from pathlib import Path
 import pytest
 
 from geartrain.elastic import caller as caller_module
+from geartrain.elastic.asking import ask
 from geartrain.elastic.connection import Connection, connect
 from geartrain.elastic.control import ControlSettings
 from geartrain.elastic.greeting import Credentials
 from geartrain.elastic.limits import Limits
 from geartrain.elastic.messages import (
     LINE_LIMIT_BYTES,
+    Answer,
     Beat,
+    DrainAsked,
     Join,
     Status,
     StatusAsked,
-    decode_from_coordinator,
     encode,
 )
 from geartrain.elastic.outcome import Committed
@@ -197,16 +199,29 @@ def test_a_member_without_beats_is_dropped_after_its_limit() -> None:
         assert [m.member_id for m in a.enter_epoch().members] == ["a"]
 
 
-def test_an_operator_can_ask_on_the_same_port(place: Coordinator) -> None:
-    with members("a", place.settings()) as found:
-        commit_together(found)
-        connection = connect(place.address, CREDENTIALS, LINE_LIMIT_BYTES, LIMIT_S)
-        with contextlib.closing(connection):
-            connection.send(encode(StatusAsked(request_id=5)))
-            (status,) = _receive(connection, 1)
-        assert isinstance(status, Status)
-        assert (status.request_id, status.step) == (5, 1)
-        assert [m.member_id for m in status.members] == ["a"]
+def test_an_operator_can_ask_on_the_same_port(place: Coordinator, trainer: Member) -> None:
+    commit_together([trainer])
+    status = ask(place.address, CREDENTIALS, StatusAsked(request_id=5), LIMIT_S)
+    assert isinstance(status, Status)
+    assert (status.request_id, status.step) == (5, 1)
+    assert [m.member_id for m in status.members] == ["a"]
+    answer = ask(
+        place.address, CREDENTIALS, DrainAsked(request_id=6, member_ids=("x",)), LIMIT_S
+    )
+    assert isinstance(answer, Answer)
+    assert not answer.is_accepted
+    assert trainer.interruptions.empty()
+
+
+def test_who_asks_a_coordinator_that_is_gone_is_told_so() -> None:
+    with coordinator(Limits()) as gone:
+        pass
+    with pytest.raises(CommunicationError, match="can't be reached"):
+        ask(gone.address, CREDENTIALS, StatusAsked(request_id=1), 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = silent.getsockname()
+        with pytest.raises(CommunicationError, match="did not greet within"):
+            ask(address, CREDENTIALS, StatusAsked(request_id=1), 0.2)
 
 
 class _FullDisk(MemoryLedger):
@@ -293,17 +308,6 @@ def _joined(
     connection.send(encode(Beat(epoch=0, step=step, lineage=lineage, progress=1)))
     with contextlib.closing(connection):
         yield connection
-
-
-def _receive(connection: Connection, count: int) -> list[object]:
-    found: list[object] = []
-    deadline_s = time.monotonic() + LIMIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline_s
-        lines, is_closed = connection.receive()
-        found += [decode_from_coordinator(line) for line in lines]
-        assert not is_closed
-    return found
 
 
 def _resident_bytes() -> int:

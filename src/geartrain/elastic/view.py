@@ -15,6 +15,7 @@ from geartrain.elastic.messages import (
     Dismiss,
     Drain,
     Halt,
+    Heal,
     Hold,
     NewEpoch,
     Welcome,
@@ -111,24 +112,17 @@ class MemberView:
         self._settle(message)
         if isinstance(message, Welcome):
             self.welcome = message
-        elif isinstance(message, Hold):
+        if isinstance(message, Welcome | Heal):
+            # An epoch of which this process is no member has followed on its own.
+            reason = "the others went on in a later epoch without this process"
+            return self._end_epoch(message.epoch - 1, reason)
+        if isinstance(message, Hold):
             return self._end_epoch(message.epoch, message.reason)
-        elif isinstance(message, NewEpoch):
-            if message.epoch <= self.known_epoch:
-                return None  # outdated by what came before
-            reason = self._end_epoch(message.epoch - 1, message.reason)
-            self.newest = message
-            if self.ending is not None and self.ending.kind != "diverged":
-                self.ending = None  # an operator found a way on
-            return reason
-        elif isinstance(message, Drain):
+        if isinstance(message, NewEpoch):
+            return self._take_epoch(message)
+        if isinstance(message, Drain):
             self.drain_reason = message.reason
-        elif isinstance(message, Dismiss):
-            return self._take_dismissal(message)
-        elif isinstance(message, Halt):
-            ending = Ending(kind=message.kind, reason=message.reason, ranges=message.ranges)
-            return self.end(ending)
-        return None
+        return self._take_ending(message)
 
     def end(self, ending: Ending) -> str | None:
         """Take part no more; why the epoch is over if one was in force."""
@@ -157,7 +151,21 @@ class MemberView:
             )
             self.end(Ending(kind="diverged", reason=reason))
 
-    def _take_dismissal(self, message: Dismiss) -> str | None:
+    def _take_epoch(self, message: NewEpoch) -> str | None:
+        if message.epoch <= self.known_epoch:
+            return None  # outdated by what came before
+        reason = self._end_epoch(message.epoch - 1, message.reason)
+        self.newest = message
+        if self.ending is not None and self.ending.kind != "diverged":
+            self.ending = None  # an operator found a way on
+        return reason
+
+    def _take_ending(self, message: CoordinatorMessage) -> str | None:
+        if isinstance(message, Halt):
+            ending = Ending(kind=message.kind, reason=message.reason, ranges=message.ranges)
+            return self.end(ending)
+        if not isinstance(message, Dismiss):
+            return None
         if message.may_return_after_s >= 0:
             self.return_after_s = message.may_return_after_s
             return self._end_epoch(self.known_epoch, message.reason)
