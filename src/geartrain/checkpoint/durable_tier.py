@@ -180,7 +180,7 @@ class DurableStore:
                     *(self.label, POINTER, current, manifest_name),
                 )
                 return
-            if self._replace_pointer(text, tag):
+            if self._replace_pointer(text, tag, is_absent=current is None):
                 return
         msg = (
             f"{self.label}/{POINTER} was changed by others {_POINTER_TRIES} times; "
@@ -284,13 +284,13 @@ class DurableStore:
         except CheckpointError:
             return False
 
-    def _replace_pointer(self, text: bytes, tag: str | None) -> bool:
+    def _replace_pointer(self, text: bytes, tag: str | None, *, is_absent: bool) -> bool:
         """Replace it if it is as it was read; False where others were faster."""
         path = self._locate(POINTER)
 
         def replace() -> bool:
             try:
-                if tag is None and self._ability.has_create and self._is_absent(path):
+                if is_absent and self._ability.has_create:
                     self._files.pipe_file(path, text, mode="create")
                 elif tag is not None and self._ability.has_match:
                     self._files.pipe_file(path, text, IfMatch=tag)
@@ -307,13 +307,6 @@ class DurableStore:
             return True
 
         return self._ask("write", POINTER, replace)
-
-    def _is_absent(self, path: str) -> bool:
-        try:
-            self._fresh_info(path)
-        except FileNotFoundError:
-            return True
-        return False
 
     def _ask(self, doing: str, name: str, call: Callable[[], T]) -> T:
         try:
