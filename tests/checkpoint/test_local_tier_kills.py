@@ -22,7 +22,7 @@ from geartrain.checkpoint.local_tier import LocalTier
 from geartrain.checkpoint.verify import verify_store
 
 directory, trials = Path(sys.argv[1]), int(sys.argv[2])
-SIZES = {"model/w": 2_200_000, "model/b": 10, "optimizer/m": 300_000}
+SIZES = {"model/w": 1_100_000, "model/b": 10, "optimizer/m": 270_000}
 CALLS = ("fsync", "rename", "link", "mkdir", "unlink", "open", "write", "close", "stat")
 source = random.Random(5)
 
@@ -47,7 +47,7 @@ def save_and_die(step, at, dies_after):
 save(LocalTier(directory), make_content(SIZES, seed=0), step=0)
 last, kills, finished = 0, 0, 0
 for step in range(1, trials + 1):
-    at = source.randrange(1, 140)  # of some 115 calls
+    at = source.randrange(1, 125)  # of some 100 calls
     pid = os.fork()
     if pid == 0:
         save_and_die(step, at, step % 2)

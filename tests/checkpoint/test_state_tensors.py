@@ -186,6 +186,7 @@ def raw(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_any_dtype_and_shape_keeps_its_bits(tmp_path: Path) -> None:
     dtypes = [getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)]
     tree = {
