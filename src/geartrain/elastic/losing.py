@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from geartrain.elastic.holdings import Ranges
 from geartrain.elastic.limits import backoff_s

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, TypedDict
+
+from msgspec.structs import replace
 
 from geartrain.elastic.events import Action, Close, Note, Record, Send
 from geartrain.elastic.messages import CoordinatorMessage

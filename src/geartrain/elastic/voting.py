@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec.structs import replace
+
 from geartrain.elastic.assessing import Shortfall, assess, is_near
 from geartrain.elastic.forming import form, hold_on, received_state
 from geartrain.elastic.losing import break_epoch, halt, lose, release
@@ -57,16 +59,18 @@ def commit(turn: Turn, step: int, lineage: str) -> None:
     epoch = turn.state.facts.epoch
     turn.record(Committed(epoch=epoch, step=step, lineage=lineage))
     message = Commit(**turn.where())
+    peers = dict(turn.state.peers)
     for member_id in turn.state.members:
-        peer = turn.set_peer(
-            turn.state.peers[member_id],
+        peers[member_id] = replace(
+            peers[member_id],
             step=step,
             lineage=lineage,
             progress_at_s=turn.now_s,
             activity="step",
         )
-        turn.send(peer, message)
+        turn.send(peers[member_id], message)
     turn.set(
+        peers=peers,
         votes={},
         num_barren=0,
         num_disagreements=0,
