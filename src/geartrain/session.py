@@ -35,6 +35,7 @@ from geartrain.parallel.session_settings import (
 )
 from geartrain.parallel.trainer import Trainer
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
+from geartrain.parallel.training_saves import resume
 from geartrain.parallel.worker_spec import WORKER_SPEC_VARIABLE, WorkerSpec
 from geartrain.telemetry import read_document
 
@@ -196,6 +197,7 @@ class Session(SessionFacts):
         self._trainer = Trainer(
             self._place, parts, settings, self.spec, positions=self._positions
         )
+        self._saved_positions = resume(self._trainer)
         return self._trainer.model, optimizer
 
     def setup_dataloader(  # noqa: PLR0913 - the user's one call; each is a keyword

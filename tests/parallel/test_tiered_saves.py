@@ -13,11 +13,12 @@ from geartrain.checkpoint.chunk_store import FileStore
 from geartrain.checkpoint.local_tier import LocalTier
 from geartrain.checkpoint.retention import RetentionPolicy
 from geartrain.checkpoint.versions import list_versions
-from geartrain.errors import CheckpointError
+from geartrain.errors import CheckpointError, ConfigError
 from geartrain.parallel.resume import find_resumable, take_up, tell_drift
 from geartrain.parallel.save_spec import SaveSpec
 from geartrain.parallel.saved_state import TrainState, save_state, whole_state
 from geartrain.parallel.tiered_saves import TieredSaves
+from geartrain.telemetry import EventKind
 
 
 class Training:
@@ -86,7 +87,7 @@ class Told:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
-    def __call__(self, kind: str, text: str) -> None:
+    def __call__(self, kind: EventKind, text: str) -> None:
         self.events.append((kind, text))
 
     def kinds(self) -> set[str]:
@@ -125,7 +126,7 @@ def test_what_is_saved_is_the_state_of_then(tmp_path: Path) -> None:
     resumed = Training(seed=1)
     take_up(find_resumable(str(tmp_path)).spec, resumed.state)
     assert torch.equal(resumed.weights(), at_the_save)
-    assert told.kinds() == {"checkpoint"}
+    assert told.kinds() == {"saved"}
 
 
 def test_the_local_disk_keeps_as_many_as_told(tmp_path: Path) -> None:
@@ -166,14 +167,14 @@ def test_a_disk_that_refuses_stops_no_training(tmp_path: Path) -> None:
     )
     training.train(saves, 1)
     deadline_steps = 2000
-    while not {"checkpoint", "save failed"} <= told.kinds() and deadline_steps:
+    while not {"saved", "unsaved"} <= told.kinds() and deadline_steps:
         deadline_steps -= 1
         saves.report()
         os.sched_yield()
         torch.randn(1000).sum()
     saves.close()
 
-    failed = [text for kind, text in told.events if kind == "save failed"]
+    failed = [text for kind, text in told.events if kind == "unsaved"]
     assert len(failed) == 1
     assert "training goes on" in failed[0]
     assert find_resumable(str(tmp_path / "durable")).spec.step == 1
@@ -220,7 +221,7 @@ def test_the_newest_state_of_a_run_is_found_whatever_wrote_it(tmp_path: Path) ->
 def test_a_folder_without_a_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no state to go on from"):
         find_resumable(str(tmp_path))
-    with pytest.raises(CheckpointError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         find_resumable(str(tmp_path / "nowhere"))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from geartrain.cli.fleet import find_fleet, read_links
+from geartrain.cli.saves import find_resume, name_drift, save_options, take_cadence
 from geartrain.cli.tables import make_console, print_table
 from geartrain.cli.verb import (
     Verb,
@@ -92,6 +93,7 @@ PRELOAD = ("torch", "geartrain.session")
     help="CSV t_s,device_id,core_fraction: emulated devices change speed over time.",
 )
 @links_option
+@save_options
 @json_option
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -106,10 +108,14 @@ def run(
     """Train with SCRIPT on all devices of the fleet.
 
     What follows SCRIPT is handed to it untouched. Ctrl-C saves the state at the next
-    step boundary and stops; a second one kills.
+    step boundary and stops; a second one kills. --resume goes on from there, or from
+    what was saved meanwhile, on this or any other fleet.
     """
     wanted_dir, script = options.pop("run_dir"), options["script"]
     check_script(script)  # before the devices are probed
+    resume_from = options.pop("resume_from")
+    options["resume"] = find_resume(resume_from, options["durable_url"])
+    options["cadence"] = take_cadence(options)
     fleet = find_fleet(fleet_spec, oversubscribe=oversubscribe)
     # Checked before a directory is made, so that a wrong option leaves none behind.
     settings = LaunchSettings(
@@ -119,6 +125,8 @@ def run(
         preload=PRELOAD,
         **options,
     )
+    for difference in name_drift(resume_from, settings) if resume_from else ():
+        click.echo(f"differs from the run before: {difference}", err=True)
     run_dir = create_run_directory(script, wanted_dir)
     settings = dataclasses.replace(settings, run_dir=run_dir)
     title = f"{script} on {fleet.spec or 'all local devices'} ({', '.join(fleet.labels)})"

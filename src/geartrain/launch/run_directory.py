@@ -7,11 +7,14 @@ import importlib.metadata
 import platform
 import time
 from pathlib import Path
+from typing import Any
 
+from geartrain.checkpoint.retention import RetentionPolicy
 from geartrain.devices.emulation.network import NetworkHost
 from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.errors import ConfigError
 from geartrain.launch.settings import LaunchSettings
+from geartrain.parallel.save_spec import CHECKPOINTS_NAME, SaveSpec
 from geartrain.parallel.worker_spec import (
     GoingOn,
     WorkerFailure,
@@ -67,7 +70,12 @@ def order_fleet(fleet: Fleet) -> Fleet:
 def write_run_files(settings: LaunchSettings) -> None:
     """Write ``fleet.json`` and ``run.json``."""
     write_document(settings.run_dir / FLEET_NAME, settings.fleet)
-    manifest = RunManifest(
+    write_document(settings.run_dir / MANIFEST_NAME, describe_run(settings))
+
+
+def describe_run(settings: LaunchSettings) -> RunManifest:
+    """What a run is started with."""
+    return RunManifest(
         run_id=settings.run_dir.name,
         started_at_s=time.time(),
         script=str(settings.script),
@@ -78,7 +86,17 @@ def write_run_files(settings: LaunchSettings) -> None:
         else (*settings.fleet.labels, f"links {settings.links}"),
         versions=collect_versions(),
     )
-    write_document(settings.run_dir / MANIFEST_NAME, manifest)
+
+
+def config_of(manifest: RunManifest) -> dict[str, Any]:  # Any: JSON
+    """What another run is compared with, by name."""
+    return {
+        "script": manifest.script,
+        "arguments": list(manifest.arguments),
+        "fleet": manifest.fleet_spec,
+        "labels": list(manifest.labels),
+        "versions": dict(manifest.versions),
+    }
 
 
 def write_worker_spec(
@@ -116,11 +134,25 @@ def write_worker_spec(
         tail_fraction=settings.tail_fraction,
         on_loss=settings.on_loss,
         min_devices=settings.min_devices,
+        saves=_saves_of(settings),
+        resume=settings.resume,
         torch_threads=threads_of(settings.fleet.devices[rank]),
     )
     path = spec_path(settings.run_dir, rank)
     write_document(path, spec)
     return path
+
+
+def _saves_of(settings: LaunchSettings) -> SaveSpec | None:
+    if settings.cadence is None:
+        return None
+    return SaveSpec(
+        directory=str(settings.run_dir / CHECKPOINTS_NAME),
+        durable_url=settings.durable_url,
+        cadence=settings.cadence,
+        retention=RetentionPolicy(keep_last=settings.keep_last),
+        config=config_of(describe_run(settings)),
+    )
 
 
 def threads_of(device: DeviceProfile) -> int | None:

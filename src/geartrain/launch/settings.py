@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from geartrain.checkpoint.cadence import Cadence
+from geartrain.checkpoint.retention import RetentionPolicy
 from geartrain.devices.emulation.network import NetworkSpec
 from geartrain.devices.emulation.network.kernel import check_networks_usable
 from geartrain.devices.emulation.schedule import check_schedule, parse_schedule
 from geartrain.devices.host import cores_present
 from geartrain.devices.profile import Fleet
 from geartrain.errors import ConfigError
+from geartrain.parallel.save_spec import ResumeSpec
 from geartrain.parallel.worker_spec import OnLoss
 from geartrain.planner import Plan
 from geartrain.planner.pinned_plan import check_devices
@@ -39,6 +42,15 @@ class LaunchSettings:
     """What the others do where a worker is lost while training."""
     min_devices: int = 1
     """With fewer left the run ends."""
+    cadence: Cadence | None = field(default_factory=Cadence)
+    """How often the state is saved while training; None: never."""
+    durable_url: str | None = None
+    """A store that outlives this host, such as ``s3://bucket/run``; None: the state is
+    saved in the run directory only."""
+    keep_last: int = 3
+    """Versions kept in the run directory."""
+    resume: ResumeSpec | None = None
+    """What training goes on from; None: it begins."""
     schedule_path: Path | None = None
     """CSV of core fractions over time, for emulated devices."""
     links: NetworkSpec | None = None
@@ -54,6 +66,10 @@ class LaunchSettings:
 
     def __post_init__(self) -> None:
         check_script(self.script)
+        RetentionPolicy(keep_last=self.keep_last)  # checks it
+        if self.durable_url is not None and self.cadence is None:
+            msg = f"durable_url={self.durable_url!r} needs a cadence; nothing is saved else"
+            raise ConfigError(msg)
         if not (self.replan_threshold > 0 and math.isfinite(self.replan_threshold)):
             msg = (
                 f"replan_threshold={self.replan_threshold} must be > 0; "

@@ -12,7 +12,7 @@ from geartrain.checkpoint.chunk_store import FileStore
 from geartrain.checkpoint.drift import find_drift
 from geartrain.checkpoint.durable_tier import open_store
 from geartrain.checkpoint.versions import Version, find_latest, list_versions, read_version
-from geartrain.errors import CheckpointError
+from geartrain.errors import CheckpointError, ConfigError
 from geartrain.parallel.save_spec import CHECKPOINTS_NAME, SNAPSHOT_NAME, ResumeSpec
 
 if TYPE_CHECKING:
@@ -42,13 +42,14 @@ def find_resumable(place: str, others: Sequence[str] = ()) -> Resumable:
 
     Raises:
         CheckpointError: If there is none, naming where it was looked for.
+        ConfigError: If there is no such folder.
     """
     if "://" in place:
         return _of_store(open_store(place), place, others)
     folder = Path(place)
     if not folder.is_dir():
         msg = f"there is no folder {place}; give a run directory, such as one of runs/"
-        raise CheckpointError(msg)
+        raise ConfigError(msg)
     found = [
         one
         for one in (

@@ -31,6 +31,7 @@ from geartrain.checkpoint.save_attempt import SaveAttempt, TierStatus, TierTarge
 from geartrain.checkpoint.state_tensors import held_pieces, take_apart
 from geartrain.checkpoint.versions import publish_version
 from geartrain.errors import CheckpointError
+from geartrain.telemetry import EventKind
 from geartrain.units import format_seconds
 
 if TYPE_CHECKING:
@@ -41,10 +42,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCAL, DURABLE = "local", "durable"
+SAVED: EventKind = "saved"
+UNSAVED: EventKind = "unsaved"
 _LAST_SAVES_S = 30.0
 """How long the end of a run waits for saves that are being written."""
+_POLL_S = 0.1
 
-Tell = Callable[[str, str], None]
+Tell = Callable[[EventKind, str], None]
 """Told the kind of an event, and its text."""
 Components = Mapping[str, Any]  # Any: state dicts
 
@@ -136,7 +140,7 @@ class TieredSaves:
                 copied_s = time.perf_counter() - began_s
                 self._open().offer(frozen, step=step, tiers=tiers)
             except CheckpointError as error:
-                self._tell("save failed", f"step {step} was not saved: {error}")
+                self._tell(UNSAVED, f"step {step} was not saved: {error}")
                 continue
             logger.debug("step %d was copied in %s", step, format_seconds(copied_s))
 
@@ -149,24 +153,33 @@ class TieredSaves:
             if status.num_saved > before.num_saved:
                 took = format_seconds(status.save_s or 0.0)
                 text = f"step {status.saved_step} is in {status.place} ({took})"
-                self._tell("checkpoint", text)
+                self._tell(SAVED, text)
             if status.is_failing and not before.is_failing:
                 text = f"{status.place}: {status.last_error}; training goes on"
-                self._tell("save failed", text)
+                self._tell(UNSAVED, text)
             self._told[status.tier] = status
 
     def close(self) -> None:
         """Wait for saves that are being written, but not for ever."""
         if self._writer is None:
             return
-        if not self._writer.wait(_LAST_SAVES_S):
-            logger.warning(
-                "A save was not written within %g s of the run's end and is given up.",
-                _LAST_SAVES_S,
-            )
+        end_s = time.monotonic() + _LAST_SAVES_S
+        while not self._writer.wait(_POLL_S) and not self._only_failing():
+            if time.monotonic() > end_s:
+                logger.warning(
+                    "A save was not written within %g s of the run's end and is given up.",
+                    _LAST_SAVES_S,
+                )
+                break
         self.report()
         self._writer.close()
         self._writer = None
+
+    def _only_failing(self) -> bool:
+        """Whether all that is still written goes to stores that refuse it."""
+        assert self._writer is not None
+        busy = [s for s in self._writer.status() if s.writing_step is not None]
+        return bool(busy) and all(status.is_failing for status in busy)
 
     def _due(self, step: int) -> tuple[Save, ...]:
         now = Moment(step=step, clock_s=time.monotonic())

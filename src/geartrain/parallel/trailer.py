@@ -20,6 +20,7 @@ SLOT_FIELDS = (
     "expected_s",
     "probe_s",
     "plan_code",
+    "save_due",
     "exchange_s",
     "exchange_predicted_s",
     "exchange_rack_s",
@@ -45,6 +46,8 @@ class RankFigures:
     """Left-out devices now and then: time of one micro-batch."""
     plan_code: float = 0.0
     """crc32 of the plan's fingerprint: all ranks must carry out the same plan."""
+    save_due: float = 0.0
+    """On the lead: 1 where the state after this step is to be saved."""
     exchange_s: float = 0.0
     """How long the links were busy with the gradients of the step before."""
     exchange_predicted_s: float = 0.0

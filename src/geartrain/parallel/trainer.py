@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,12 +29,13 @@ from geartrain.parallel.regroup_training import (
 )
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
-from geartrain.parallel.saved_state import TrainState, load_state
+from geartrain.parallel.saved_state import LoadedState, TrainState, load_state
 from geartrain.parallel.state_sync import broadcast_buffers
 from geartrain.parallel.step_engine import StepEngine
 from geartrain.parallel.step_update import StepOutcome
 from geartrain.parallel.step_work import MicroBatch
 from geartrain.parallel.survivors import Survivors
+from geartrain.parallel.tiered_saves import TieredSaves
 from geartrain.parallel.trailer import RankFigures
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.trainer_setup import (
@@ -47,7 +48,14 @@ from geartrain.parallel.trainer_setup import (
     make_survivors,
     prepare_model,
 )
-from geartrain.parallel.training_saves import finish, save, save_again
+from geartrain.parallel.training_saves import (
+    finish,
+    is_save_due,
+    make_saves,
+    save,
+    save_again,
+    save_in_tiers,
+)
 from geartrain.parallel.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -90,6 +98,8 @@ class Trainer:
     _micro: MicroBatch | None = None
     _watcher: LinkWatcher | None = None
     _finished_at_s: float = 0.0
+    saves: TieredSaves | None = None
+    """None where nothing is saved while the training goes on."""
     regrouper: Regrouper | None = None
     """None where a lost rank ends the training."""
     is_step_open: bool = False
@@ -117,6 +127,7 @@ class Trainer:
         self._open_step = OpenStep(
             place, self.calls, self.engine, self.director, settings.seed
         )
+        self.saves = make_saves(self)
         if survivors is not None and run_dir is not None:
             self.regrouper = self._make_regrouper(survivors, run_dir)
             self.engine.committer = make_committer(groups, self.engine)
@@ -226,9 +237,14 @@ class Trainer:
 
     def load(self, path: Path) -> list[dict[str, int | bool]]:
         """Load everything; returns the loaders' positions."""
-        loaded = load_state(path, self.state())
+        return self.go_on_from(load_state(path, self.state()))
+
+    def go_on_from(self, loaded: LoadedState) -> list[dict[str, int | bool]]:
+        """Go on from a state that the model has taken on; returns as ``load`` does."""
         self.step_index = loaded.step_index
         self.engine.name = StepName(step=self.step_index)
+        if self.saves is not None:
+            self.saves.resume_at(self.step_index)
         retried(self, lambda: self.residuals.restore(loaded.residuals))
         return loaded.positions
 
@@ -258,6 +274,8 @@ class Trainer:
             self.regrouper.close()
         elif gather_waits:
             waits_s = self.place.groups.collect_last_waits(wait_s)
+        if self.saves is not None:
+            self.saves.close()
         self.recorder.flush(waits_s)
         self.recorder.close()
 
@@ -270,12 +288,15 @@ class Trainer:
         return self._open_step.open(batch, self.step_index)
 
     def _close(self) -> float:
-        figures = self._open_step.figures(self.step_index)
+        figures = replace(
+            self._open_step.figures(self.step_index), save_due=float(is_save_due(self))
+        )
         outcome = self.engine.finish(figures, stop=self._stop_requested)
         seen = self._record(outcome)
         self._step_scheduler(outcome.loss)
         self._count_step(outcome)
         save_again(self)
+        save_in_tiers(self, outcome)
         if outcome.trailer.stop_requested:
             self._stop()
         if self.active_loader is not None:
@@ -299,6 +320,7 @@ class Trainer:
             return
         self._record(outcome)
         self._count_step(outcome)
+        save_in_tiers(self, outcome)
         if outcome.trailer.stop_requested:
             self._stop()
 

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geartrain.parallel.regroup import Save
-from geartrain.parallel.saved_state import save_state
+from geartrain.parallel.resume import take_up
+from geartrain.parallel.saved_state import save_state, whole_state
+from geartrain.parallel.tiered_saves import UNSAVED, TieredSaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from geartrain.parallel.residual_state import SavedResiduals
+    from geartrain.parallel.step_update import StepOutcome
     from geartrain.parallel.trainer import Trainer
+    from geartrain.telemetry import EventKind
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +59,66 @@ def finish(trainer: Trainer) -> None:
         _write(trainer, path, trainer.positions(), None)
     wait_s = trainer.engine.last_wait_s
     trainer.recorder.flush(trainer.place.groups.collect_last_waits(wait_s))
+
+
+def make_saves(trainer: Trainer) -> TieredSaves | None:
+    """What saves while the training goes on; None where the launcher wants none."""
+    spec = trainer.spec
+    if spec is None or spec.saves is None or spec.mode == "plan":
+        return None
+
+    def tell(kind: EventKind, text: str) -> None:
+        trainer.recorder.add_event(trainer.step_index, kind, text)
+        if kind == UNSAVED:
+            logger.warning("%s", text)
+
+    return TieredSaves(spec.saves, tell)
+
+
+def is_save_due(trainer: Trainer) -> bool:
+    """Whether this rank, as the lead, wants the state after the open step saved."""
+    if trainer.saves is None or not trainer.place.groups.is_lead:
+        return False
+    return trainer.saves.is_due(trainer.step_index + 1)
+
+
+def save_in_tiers(trainer: Trainer, outcome: StepOutcome) -> None:
+    """Save where that is due; all ranks call it after the same step.
+
+    Raises:
+        CommunicationError: If the others can't go on.
+    """
+    if trainer.saves is None:
+        return
+    trainer.saves.report()
+    if not any(rank.save_due for rank in outcome.trailer.ranks):
+        return
+    trainer.average_models()
+    residuals = None
+    if trainer.residuals.are_coded:
+        residuals = trainer.together(trainer.residuals.collect)
+    if trainer.place.groups.is_lead:
+        components = whole_state(trainer.state(), trainer.positions(), residuals)
+        trainer.saves.save(components, trainer.step_index)
+
+
+def resume(trainer: Trainer) -> list[dict[str, int | bool]]:
+    """Go on from what the launcher found, if anything; all ranks call it.
+
+    Returns:
+        The loaders' positions.
+
+    Raises:
+        CheckpointError: If it is damaged in all its stores, or of another model.
+    """
+    spec = trainer.spec.resume if trainer.spec is not None else None
+    if spec is None:
+        return []
+    positions = trainer.go_on_from(take_up(spec, trainer.state()))
+    place = spec.snapshot or spec.stores[0]
+    text = f"goes on after step {trainer.step_index}, from {place}"
+    trainer.recorder.add_event(trainer.step_index, "resumed", text)
+    return positions
 
 
 def _owed(trainer: Trainer) -> Path | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from geartrain.errors import ConfigError
+from geartrain.parallel.save_spec import ResumeSpec, SaveSpec
 
 WORKER_SPEC_VARIABLE = "GEARTRAIN_WORKER_SPEC"
 """Environment variable with the path of the worker's spec file."""
@@ -53,6 +54,10 @@ class WorkerSpec:
     """What those that are left do where another worker was lost."""
     min_devices: int = 1
     """With fewer left the run ends."""
+    saves: SaveSpec | None = None
+    """What is saved while the training goes on; None: nothing."""
+    resume: ResumeSpec | None = None
+    """Where it goes on from; None: it begins."""
     torch_threads: int | None = 1
     """Intra-op threads; None keeps torch's default."""
     schema_version: int = 1

@@ -7,6 +7,7 @@ from geartrain.telemetry.documents import (
     write_document,
 )
 from geartrain.telemetry.records import (
+    EventKind,
     RecoveryReport,
     RunEvent,
     RunManifest,
@@ -15,6 +16,7 @@ from geartrain.telemetry.records import (
 from geartrain.telemetry.run_log import LogEnd, RunLogReader, RunLogWriter
 
 __all__ = [
+    "EventKind",
     "LogEnd",
     "RecoveryReport",
     "RunEvent",

@@ -17,10 +17,13 @@ EventKind = Literal[
     "epoch",
     "shrunk",
     "saved",
+    "unsaved",
+    "resumed",
     "stopped",
     "note",
 ]
 # linked: the links were probed. exchange: how gradients are exchanged was decided.
+# unsaved: a save failed; training goes on. resumed: it goes on from a save.
 # relinked: a link was off and was probed again. lost: a device is gone for good.
 # epoch: those left go on; its values are a RecoveryReport's. shrunk: a step was made
 # without the samples of whoever was lost.
