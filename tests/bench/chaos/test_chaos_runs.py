@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from geartrain.bench.chaos.result import ChaosResult
+from geartrain.bench.chaos.witness_log import WitnessFolder
 from geartrain.telemetry import read_document
-from run_command import run_command
+from run_command import run_command, user_environment
 
 PATIENT = "--max-pause-s=60"
 """How long a pause takes on a machine with other work is no matter of these tests."""
@@ -43,6 +50,42 @@ def test_training_survives_a_few_seconds_of_chaos(tmp_path: Path) -> None:
     result = read_document(tmp_path / "result.json", ChaosResult)
     assert result.num_steps == found["steps"]
     assert "seed 4" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_chaos_that_is_ended_leaves_nothing_running(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = ["geartrain", "chaos", "--output=all", "--devices=emulated:0.4,0.4"]
+    process = subprocess.Popen(
+        [*command, "--kinds=stop"], cwd=tmp_path, env=user_environment(tmp_path)
+    )
+    folder = WitnessFolder(tmp_path / "all" / "witness")
+    try:
+        wait_until(lambda: folder.poll() and folder.last_step() > 10, 120.0)
+        workers = [s.hello.pid for s in folder.statements()]
+        launcher = psutil.Process(workers[0]).parent()
+        assert launcher is not None
+        process.send_signal(number)
+        process.wait(60)
+        gone, alive = psutil.wait_procs(
+            [launcher, *map(psutil.Process, filter(psutil.pid_exists, workers))], 60
+        )
+    finally:
+        process.kill()
+        process.wait()
+
+    assert gone
+    assert not alive
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    tick = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
+        tick.wait(0.05)
 
 
 @pytest.mark.slow

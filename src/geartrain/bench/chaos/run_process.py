@@ -188,9 +188,14 @@ def _command(settings: RunSettings) -> list[str]:
 
 
 def marked(mark: str, argv: Sequence[str]) -> list[str]:
-    """A command line whose processes all have the mark in their environment."""
+    """A command line whose processes all have the mark in their environment.
+
+    They are asked to end when this process does, also where it is killed.
+    """
+    setpriv = shutil.which("setpriv")
+    bound = [] if setpriv is None else [setpriv, "--pdeathsig", "TERM"]
     # On one thread, as emulated devices are: a small model gains nothing by more.
-    return ["env", f"{MARK_VARIABLE}={mark}", "OMP_NUM_THREADS=1", *argv]
+    return [*bound, "env", f"{MARK_VARIABLE}={mark}", "OMP_NUM_THREADS=1", *argv]
 
 
 def _placed(settings: RunSettings) -> list[str]:
