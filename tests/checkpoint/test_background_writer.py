@@ -237,6 +237,26 @@ def test_an_error_that_is_no_exception_does_not_end_the_thread() -> None:
     assert stores.writer.close()
 
 
+def test_a_release_that_fails_does_not_end_the_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    written = list[int]()
+
+    def fail(state: int) -> None:
+        raise ValueError(state)
+
+    target = TierTarget(tier="local", place="here", write=into(written))
+    writer = BackgroundWriter[int]([target], limits=QUICK, on_release=fail)
+
+    for step in (1, 2):
+        assert writer.offer(step, step=step, tiers=["local"]) == ("local",)
+        assert writer.wait(DEADLINE_S)
+
+    assert written == [1, 2]
+    assert writer.close()
+    assert "release of step 1 failed" in caplog.text
+
+
 def test_a_tier_of_another_name_is_refused() -> None:
     stores = Stores(into([]), into([]))
 

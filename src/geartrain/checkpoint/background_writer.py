@@ -201,7 +201,12 @@ class BackgroundWriter(Generic[State]):
         if self._on_release is None:
             return
         for held in released:
-            self._on_release(held.state)
+            try:
+                self._on_release(held.state)
+            except Exception:  # a tier's thread must outlive it
+                logger.exception(
+                    "what is to follow the release of step %s failed", held.step
+                )
 
     def _is_idle(self) -> bool:
         return not self._all_held()

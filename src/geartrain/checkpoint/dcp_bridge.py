@@ -31,6 +31,15 @@ from geartrain.errors import CheckpointError, GeartrainError
 
 _METADATA = ".metadata"
 _MODULE = "torch.distributed.checkpoint"
+_MALFORMED = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)  # what a description raises that is not what torch writes
 _MAX_CHUNKS = 10_000  # of one tensor; each pair is compared
 
 
@@ -138,7 +147,7 @@ class _DcpReader:
             self._paths = _plain_dict(facts.get("planner_data") or {})
             stored = _plain_dict(facts["storage_data"])
             self._places = {_index_key(key): _place(value) for key, value in stored.items()}
-        except (KeyError, TypeError, ValueError) as error:
+        except _MALFORMED as error:
             msg = f"{source} is not what torch 2.11 to 2.14 write ({error!r})"
             raise CheckpointError(msg) from error
 
@@ -150,10 +159,14 @@ class _DcpReader:
                 value = self._read_item(name, described)
                 path = self._paths.get(name, (name,))
                 _insert(root, path, value)
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            except _MALFORMED as error:
                 msg = f"item {name!r} of {self._directory} is damaged or unknown ({error})"
                 raise CheckpointError(msg) from error
-        tidy: dict[Any, Tree] = _to_lists(root)
+        try:
+            tidy: dict[Any, Tree] = _to_lists(root)
+        except RecursionError as error:
+            msg = f"the state in {self._directory} is nested too deeply; flatten it"
+            raise CheckpointError(msg) from error
         return tidy
 
     def _read_item(self, name: str, described: Value) -> Tree:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
 from typing import Any
 
@@ -49,6 +50,9 @@ def read_item(data: bytes, source: str) -> Any:  # Any: a tensor, or plain data
             return _ItemReader(archive, source).read()
     except (
         zipfile.BadZipFile,
+        struct.error,
+        AttributeError,
+        OverflowError,
         KeyError,
         ValueError,
         TypeError,
