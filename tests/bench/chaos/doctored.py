@@ -63,6 +63,7 @@ class Doctored:
         reader.close()
         statements = read_statements(self.folder / "witness")
         evidence = Evidence(
+            folder=self.folder,
             device_ids=self.members,
             began_at_s=BEGAN_AT_S,
             ended_at_s=BEGAN_AT_S + (self.num_steps + 0.5) * STEP_S,

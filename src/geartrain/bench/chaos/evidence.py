@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from geartrain.bench.chaos.kinds import KINDS
@@ -77,6 +78,8 @@ class Reference:
 class Evidence:
     """All of it."""
 
+    folder: Path
+    """With all that was written."""
     device_ids: tuple[str, ...]
     began_at_s: float
     """Unix time at which the first fault could come."""

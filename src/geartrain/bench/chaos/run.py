@@ -250,6 +250,7 @@ def _gather(plan: _Plan, driver: Driver, ending: Ending, say: Say) -> Evidence:
         say(f"that took {format_seconds(time.monotonic() - started_at_s)}")
     flips: tuple[FlippedBit, ...] = judge_flips(plan.folder / "flips", plan.mark)
     return Evidence(
+        folder=plan.folder,
         device_ids=plan.device_ids,
         began_at_s=driver.began_at_s,
         ended_at_s=driver.ended_at_s,

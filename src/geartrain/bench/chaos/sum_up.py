@@ -66,13 +66,14 @@ def step_lines(evidence: Evidence) -> tuple[StepLine, ...]:
 
 
 def event_lines(evidence: Evidence) -> tuple[EventLine, ...]:
-    """What the run told about itself."""
+    """What the run told about itself; places as its own folder calls them."""
+    folder = f"{evidence.folder}/"
     return tuple(
         EventLine(
             at_s=round(event.at_s - evidence.began_at_s, 4),
             kind=event.kind,
             device_id=event.device_id,
-            message=event.message,
+            message=event.message.replace(folder, ""),
         )
         for event in evidence.events
     )
