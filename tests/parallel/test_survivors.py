@@ -23,7 +23,7 @@ from geartrain.parallel.survivors_buffers import BufferKeeper
 from geartrain.planner import Plan
 from geartrain.telemetry import RecoveryReport, RunLogReader, encode_document
 from local_ranks import run_ranks
-from small_models import mean_cross_entropy
+from small_models import Mlp, mean_cross_entropy
 from training_jobs import (
     BATCH,
     Job,
@@ -32,6 +32,7 @@ from training_jobs import (
     largest_difference,
     partial_plan,
     relative_error,
+    run_steps,
     train_by_session,
     train_plainly,
 )
@@ -81,17 +82,18 @@ def check(results: Sequence[Any], survivors: list[int]) -> None:
         assert result.lr == expected.lr
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_training_goes_on_without_a_killed_rank_as_on_one_device(
     tmp_path: Path, seed: int
 ) -> None:
     delay_s = random.Random(seed).uniform(0, 0.02)
+    victim = seed % 2
 
     results = run_ranks(
-        train, 3, tmp_path, {1: (7, delay_s, signal.SIGKILL)}, {}, may_die=[1]
+        train, 3, tmp_path, {victim: (7, delay_s, signal.SIGKILL)}, {}, may_die=[victim]
     )
 
-    check(results, [0, 2])
+    check(results, [1 - victim, 2])
 
 
 def fail_at_the_end(rank: int, step: int, *, victim: int, behind: int) -> None:
@@ -156,6 +158,15 @@ def test_device_that_was_left_out_gets_the_state_and_a_share(tmp_path: Path) -> 
     check(results, [0, 2])
 
 
+def test_next_lead_that_was_left_out_gets_the_state_of_who_holds_it(tmp_path: Path) -> None:
+    victims = {0: (7, 0.0, signal.SIGKILL)}
+    plan = partial_plan({0: 8, 2: 4}, 3)
+
+    results = run_ranks(train_by_plan, 3, tmp_path, plan, victims, {}, may_die=[0])
+
+    check(results, [1, 2])
+
+
 def train_with_tail(
     rank: int, world_size: int, folder: Path, victims: Any
 ) -> tuple[Result, float]:
@@ -168,12 +179,13 @@ def train_with_tail(
     return train_by_session(job, session), 0.0
 
 
-def test_shared_tail_is_shared_among_those_left(tmp_path: Path) -> None:
-    results = run_ranks(
-        train_with_tail, 3, tmp_path, {1: (6, 0.0, signal.SIGKILL)}, may_die=[1]
-    )
+@pytest.mark.parametrize("victim", [0, 1])
+def test_shared_tail_is_shared_among_those_left(tmp_path: Path, victim: int) -> None:
+    victims = {victim: (6, 0.0, signal.SIGKILL)}
 
-    check(results, [0, 2])
+    results = run_ranks(train_with_tail, 3, tmp_path, victims, may_die=[victim])
+
+    check(results, [rank for rank in range(3) if rank != victim])
 
 
 def train_until_stopped(
@@ -205,6 +217,50 @@ def test_stop_that_is_asked_for_after_a_loss_saves(tmp_path: Path) -> None:
     assert [results[0][0], results[2][0]] == [10, 10]
     assert f"saved to {tmp_path / 'checkpoint'}" in results[0][1]
     assert (tmp_path / "checkpoint").is_dir()
+
+
+class Statistics(torch.nn.Module):
+    """Much in buffers, so that a message of them is half way when its sender dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Mlp()
+        self.register_buffer("large", torch.zeros(20_000_000))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.layer(inputs)
+
+
+def evaluate_while_the_lead_dies(
+    rank: int, world_size: int, folder: Path, delay_s: float
+) -> tuple[float, float]:
+    session = worker_session(rank, world_size, folder, deterministic=True, on_loss="finish")
+    job = Job(make_model=Statistics, num_steps=2)
+    model = job.model()
+    session.setup(model, job.make_optimizer(model), loss_fn=mean_cross_entropy)
+    loader = session.setup_dataloader(job.data(), global_batch_size=BATCH)
+    run_steps(session, loader, 2)
+    if rank == 0:
+        threading.Timer(delay_s, strike, (signal.SIGKILL,)).start()
+
+    def sums(output: Any, batch: Any) -> dict[str, Any]:
+        return {"loss": (mean_cross_entropy(output, batch).sum(), len(batch[0]))}
+
+    started_at_s = time.monotonic()
+    losses = [session.evaluate(loader, sums)["loss"] for _ in range(4)]
+    took_s = time.monotonic() - started_at_s
+    session.close()
+    return losses[-1], took_s
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1])
+def test_nobody_waits_for_buffers_of_a_lead_that_died_over_them(
+    tmp_path: Path, delay_s: float
+) -> None:
+    results = run_ranks(evaluate_while_the_lead_dies, 4, tmp_path, delay_s, may_die=[0])
+
+    assert len({result[0] for result in results[1:]}) == 1
+    assert max(result[1] for result in results[1:]) < 30  # not 300 s
 
 
 def lineage(rank: int, num_steps: int, **options: Any) -> Lineage:

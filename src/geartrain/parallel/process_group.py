@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 INSIDE_MODEL = "batchnorm"
 """Purpose of a group that layers of the model use by torch.distributed's own calls."""
 _LAST_WAIT_S = 2.0
+_RELEASE_POLL_S = 0.1
+_OWN_REFERENCES = 2
+"""The variable, and the argument of the question."""
 
 
 @dataclass(slots=True)
@@ -264,16 +269,31 @@ class RankGroups:
         return group
 
     def _drop_gloo_groups(self) -> None:
-        """Gloo may keep whoever drops a group until its last wait has ended."""
+        """Let the groups go, in threads: it may take until their last wait has ended."""
         groups, self._gloo_groups = self._gloo_groups, {}
         for group in groups.values():
             start_guarded(
-                threading.Thread(target=group.release, name="release group", daemon=True)
+                threading.Thread(
+                    target=_release, args=(group,), name="release group", daemon=True
+                )
             )
 
     def _find_missing(self) -> list[str]:
         self._failures += 1
         return self.rendezvous.find_missing(str(self._failures))
+
+
+def _release(group: GlooGroup) -> None:
+    """Drop a group once nobody else holds it.
+
+    Whoever drops the last reference waits in Gloo until the group's last wait has ended.
+    An error that ended the training's own wait keeps one, which it drops when it has been
+    dealt with; that must not be the last.
+    """
+    held = group.group
+    group.release()
+    while sys.getrefcount(held) > _OWN_REFERENCES:
+        time.sleep(_RELEASE_POLL_S)
 
 
 @dataclass(frozen=True, slots=True)
