@@ -12,6 +12,7 @@ from geartrain.checkpoint.ranges import StateRange, split_ownership
 from geartrain.checkpoint.reshard import (
     Shard,
     cut_shard,
+    fill_shard,
     join_shards,
     load_shard,
     shard_pieces,
@@ -103,6 +104,23 @@ def test_cut_shards_are_copies() -> None:
     tensor.fill_(1)
 
     assert shard[part].tolist() == [0, 0, 0, 0]
+
+
+def test_a_shard_is_read_into_the_tensors_that_are_there(tmp_path: Path) -> None:
+    tier = save_shards(tmp_path, [cut_shard(TENSORS, all_ranges())], step=1)
+    version = tier.latest()
+    assert version is not None
+    half = StateRange(name="optimizer/large", start=500_000, stop=1_500_000)
+    weight = torch.nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+    shard = {
+        half: torch.zeros(1_000_000, dtype=torch.float64),
+        StateRange(name="model/half", start=1, stop=1001): weight,
+    }
+
+    fill_shard(tier.reader(version), shard)
+
+    assert same_bits(shard[half], TENSORS["optimizer/large"][500_000:])
+    assert same_bits(weight, TENSORS["model/half"][1:])
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar, runtime_checkable
 
 from blake3 import blake3
 
 from geartrain.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_CHUNK_BYTES = 4 * 2**20
 """Large enough that opening a file costs little beside writing it, small enough that a
@@ -138,6 +140,19 @@ class ObjectStore(ObjectSink, Protocol):
         ...
 
 
+@runtime_checkable
+class FillsBuffers(Protocol):
+    """What a store may do besides: read to where the bytes are wanted, without a copy."""
+
+    def get_into(self, name: str, buffer: memoryview) -> int:
+        """Read an object of the buffer's size; return its own, and nothing more if other.
+
+        Raises:
+            CheckpointError: If there is none, or the store fails.
+        """
+        ...
+
+
 def name_chunk(data: bytes | memoryview) -> str:
     """Return the id of a chunk: blake3 of its bytes, in hexadecimal."""
     return blake3(data).hexdigest()
@@ -160,7 +175,7 @@ def object_name(chunk_id: str) -> str:
 def find_damage(data: bytes | memoryview, chunk_id: str, facts: ChunkFacts) -> str | None:
     """Say what is wrong with a chunk's bytes, None where they are what was saved."""
     if len(data) != facts.num_bytes:
-        return f"it has {len(data)} bytes instead of {facts.num_bytes}"
+        return _describe_length(len(data), facts)
     if name_chunk(data) == chunk_id:  # as fast as the sum, and proves more than it
         return None
     crc32 = zlib.crc32(data)
@@ -175,14 +190,58 @@ def read_chunk(stores: Sequence[ObjectStore], chunk_id: str, facts: ChunkFacts) 
     Raises:
         CheckpointError: If none has, saying what is wrong in each.
     """
+    name = object_name(chunk_id)
+
+    def get(store: ObjectStore) -> tuple[bytes, str | None]:
+        data = store.get(name)
+        return data, find_damage(data, chunk_id, facts)
+
+    return _first_undamaged(stores, chunk_id, get)
+
+
+def read_chunk_into(
+    stores: Sequence[ObjectStore], chunk_id: str, facts: ChunkFacts, buffer: memoryview
+) -> None:
+    """Read a chunk to where it is wanted, from the first store that has it undamaged.
+
+    Args:
+        stores: The preferred one first.
+        chunk_id: Which.
+        facts: What it is checked against.
+        buffer: As long as the chunk. It holds anything after an error.
+
+    Raises:
+        CheckpointError: If none has it, saying what is wrong in each.
+    """
+    name = object_name(chunk_id)
+
+    def get(store: ObjectStore) -> tuple[None, str | None]:
+        if not isinstance(store, FillsBuffers):
+            data = store.get(name)
+            damage = find_damage(data, chunk_id, facts)
+            if damage is None:
+                buffer[:] = data
+            return None, damage
+        num_bytes = store.get_into(name, buffer)
+        if num_bytes != len(buffer):
+            return None, _describe_length(num_bytes, facts)
+        return None, find_damage(buffer, chunk_id, facts)
+
+    _first_undamaged(stores, chunk_id, get)
+
+
+def _first_undamaged(
+    stores: Sequence[ObjectStore],
+    chunk_id: str,
+    get: Callable[[ObjectStore], tuple[T, str | None]],
+) -> T:
     problems = []
     for store in stores:
         try:
-            data = store.get(object_name(chunk_id))
+            data, damage = get(store)
         except CheckpointError as error:
             problems.append(str(error))
             continue
-        damage = find_damage(data, chunk_id, facts)
         if damage is None:
             if problems:
                 logger.warning("Took a chunk from %s: %s", store.label, "; ".join(problems))
@@ -193,6 +252,10 @@ def read_chunk(stores: Sequence[ObjectStore], chunk_id: str, facts: ChunkFacts) 
         "store that holds this version, or load another version"
     )
     raise CheckpointError(msg)
+
+
+def _describe_length(num_bytes: int, facts: ChunkFacts) -> str:
+    return f"it has {num_bytes} bytes instead of {facts.num_bytes}"
 
 
 def cut_elements(start: int, stop: int, item_bytes: int) -> tuple[tuple[int, int], ...]:

@@ -26,6 +26,7 @@ from geartrain.checkpoint.chunks import (
     name_chunk,
     object_name,
     read_chunk,
+    read_chunk_into,
 )
 from geartrain.checkpoint.manifest import (
     Json,
@@ -252,7 +253,12 @@ class StateReader:
                 _plan_spans(piece, (first - piece.start) * size, target, copies)
 
     def _copy(self, chunk_id: str, places: list[tuple[memoryview, int]]) -> None:
-        data = read_chunk(self._stores, chunk_id, self._manifest.chunks[chunk_id])
+        facts = self._manifest.chunks[chunk_id]
+        first, start = places[0]
+        if len(places) == 1 and start == 0 and len(first) == facts.num_bytes:
+            read_chunk_into(self._stores, chunk_id, facts, first)
+            return
+        data = read_chunk(self._stores, chunk_id, facts)
         for target, start in places:
             target[:] = memoryview(data)[start : start + len(target)]
 

@@ -37,12 +37,26 @@ def load_shard(
         shard[part] = empty_tensor(
             TensorFacts(dtype=facts.dtype, shape=(part.num_elements,))
         )
+    fill_shard(reader, shard)
+    return shard
+
+
+def fill_shard(reader: StateReader, shard: Shard) -> None:
+    """Read the ranges that a member holds into the tensors that it has for them.
+
+    Args:
+        reader: Of the version.
+        shard: Tensors on the host, contiguous, of shape (num_elements,) and the dtype
+            that was saved. They hold anything after an error.
+
+    Raises:
+        CheckpointError: If a range is not part of the version, or undamaged in no store.
+    """
     reader.read(
-        (part, tensor.view(torch.uint8).numpy().data)
+        (part, tensor.detach().view(torch.uint8).numpy().data)
         for part, tensor in shard.items()
         if part.num_elements
     )
-    return shard
 
 
 def cut_shard(tensors: Mapping[str, torch.Tensor], ranges: Iterable[StateRange]) -> Shard:
