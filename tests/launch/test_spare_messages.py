@@ -31,6 +31,13 @@ def order(order_id: int, *arguments: str) -> StartWorker:
     return StartWorker(order_id=order_id, arguments=arguments, directory="/", num_files=2)
 
 
+def take_one(end: MessageChannel) -> None:
+    for _, files in end.receive(within_s=5):
+        for file in files:
+            os.close(file)
+    end.close()
+
+
 def test_files_stay_with_the_message_they_were_sent_with(
     ends: tuple[MessageChannel, MessageChannel],
 ) -> None:
@@ -97,6 +104,17 @@ def test_end_of_the_other_side_is_seen_at_once(
     assert other.has_ended
     with pytest.raises(CommunicationError, match="is gone"):
         other.send(ReapWorker(process_id=1), within_s=5)
+
+
+def test_message_that_arrived_is_sent_though_its_reader_closes_at_once() -> None:
+    for _ in range(200):
+        one, other = (MessageChannel(end) for end in socket.socketpair())
+        reader = threading.Thread(target=take_one, args=(other,))
+        reader.start()
+        with open(os.devnull, "rb") as file:  # noqa: PTH123 - its number is what counts
+            one.send(order(1), (file.fileno(), file.fileno()), within_s=5)
+        reader.join()
+        one.close()
 
 
 def test_side_that_reads_nothing_has_a_deadline(

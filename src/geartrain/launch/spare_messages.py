@@ -124,7 +124,8 @@ class MessageChannel:
         self._end.settimeout(within_s)
         try:
             sent = socket.send_fds(self._end, [data], list(files)) if files else 0
-            self._end.sendall(data[sent:])
+            if sent < len(data):  # else who has it all may be gone by now, rightly
+                self._end.sendall(data[sent:])
         except OSError as error:  # a timeout is one
             msg = (
                 f"{type(message).__name__} was not taken within {within_s:g} s: {error}; "
