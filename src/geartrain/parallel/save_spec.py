@@ -8,10 +8,10 @@ from typing import Any
 from geartrain.checkpoint.cadence import Cadence
 from geartrain.checkpoint.retention import RetentionPolicy
 
+# In a run directory: the versions that were saved while it went on...
 CHECKPOINTS_NAME = "checkpoints"
-"""In a run directory: the versions that were saved while it went on."""
+# ...and the whole state, written when the run was asked to stop.
 SNAPSHOT_NAME = "checkpoint"
-"""In a run directory: the whole state, written when the run was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
