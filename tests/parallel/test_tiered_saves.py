@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,9 @@ class Training:
     def __init__(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=0.1
+        )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         self.step_index = 0
 
@@ -231,3 +234,28 @@ def test_what_differs_from_the_run_before_is_named() -> None:
 
     assert tell_drift(before, after) == ("arguments[1]: '0.1' -> '0.2'",)
     assert tell_drift({}, after) == ()
+
+
+class Coded(torch.optim.SGD):
+    """Keeps what it remembers in 8 bits, whatever its parameters are."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                code = self.state[parameter].get("code", torch.zeros(3, dtype=torch.uint8))
+                self.state[parameter]["code"] = code + 100
+
+
+def test_what_an_optimizer_keeps_in_another_dtype_comes_back_in_it(tmp_path: Path) -> None:
+    training, resumed = Training(), Training(seed=1)
+    for one in (training, resumed):
+        one.optimizer = Coded(one.model.parameters(), lr=0.1)
+    training.optimizer.step()
+    training.optimizer.step()
+    save_state(tmp_path / "checkpoint", training.state, [])
+
+    take_up(find_resumable(str(tmp_path)).spec, resumed.state)
+
+    for state in resumed.optimizer.state.values():
+        assert state["code"].dtype == torch.uint8
+        assert state["code"].tolist() == [200, 200, 200]

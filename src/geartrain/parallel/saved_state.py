@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from geartrain.checkpoint.optimizer_state import load_optimizer_state
 from geartrain.checkpoint.snapshot import load_snapshot, read_manifest, save_snapshot
 from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError
@@ -61,7 +62,7 @@ class TrainState:
         """
         try:
             self.model.load_state_dict(parts["model"])
-            self.optimizer.load_state_dict(parts["optimizer"])
+            load_optimizer_state(self.optimizer, parts["optimizer"])
             if self.lr_scheduler is not None and "lr_scheduler" in parts:
                 self.lr_scheduler.load_state_dict(parts["lr_scheduler"])
             if self.scaler is not None and "loss_scaler" in parts:
