@@ -231,13 +231,14 @@ class BackgroundWriter(Generic[State]):
 
     def _finish(self, tier: _TierState[State], held: _Held[State]) -> None:
         with self._changed:
-            tier.writing = None
-            tier.status = replace(tier.status, writing_step=None, writing_since_s=None)
             held.tiers.discard(tier.target.tier)
             is_free = not held.tiers
-            self._changed.notify_all()
-        if is_free:
+        if is_free:  # before anybody is told that nothing is held any more
             self._release([held])
+        with self._changed:
+            tier.writing = None
+            tier.status = replace(tier.status, writing_step=None, writing_since_s=None)
+            self._changed.notify_all()
 
     def _write(self, tier: _TierState[State], held: _Held[State]) -> None:
         """Try until it works, the deadline is over, a newer state waits, or the end."""
