@@ -183,7 +183,7 @@ def read_failure(run_dir: Path, rank: int) -> WorkerFailure | None:
 
 def read_loss(run_dir: Path, rank: int) -> WorkerLoss | None:
     """That the others go on without a worker, if they have said so."""
-    path = run_dir / WorkerLoss.file_name(rank)
+    path = run_dir / WorkerLoss.file_name(f"{rank}.0")
     return read_document(path, WorkerLoss) if path.exists() else None
 
 

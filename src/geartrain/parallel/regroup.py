@@ -197,11 +197,12 @@ class Regrouper:
                     at_s=gathering.noticed_at_s,
                     step=self.state().step_index,
                     reason=gathering.reason_of(rank),
+                    incarnation=f"{rank}.0",
                 )
         if self.groups.rank != gathering.ranks[0]:
             return
         for loss in self._losses.values():
-            path = self.run_dir / WorkerLoss.file_name(loss.rank)
+            path = self.run_dir / WorkerLoss.file_name(loss.incarnation)
             if not path.exists():  # also those that a lead had no time to tell of
                 write_document(path, loss)
 

@@ -17,10 +17,24 @@ STOP_SIGNAL_NAME = "SIGUSR1"
 STOPPED_EXIT_CODE = 75
 """Exit status of a worker that saved its state and stopped when asked to."""
 
+LEFT_EXIT_CODE = 76
+"""Exit status of a worker that left in order, while the others go on."""
+
 
 OnLoss = Literal["finish", "shrink", "stop", "continue"]
 """finish: make the interrupted step with the same global batch. shrink: make it without the
 samples of whoever was lost. stop: end. continue: as finish, which it was called before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSpec:
+    """How a worker reaches the run's coordinator; see ``elastic.process``."""
+
+    address_file: str
+    """Where the coordinator says where it listens; it may come back elsewhere."""
+    run_id: str
+    token_file: str | None = None
+    """Mode 0600; None on loopback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +72,12 @@ class WorkerSpec:
     """What is saved while the training goes on; None: nothing."""
     resume: ResumeSpec | None = None
     """Where it goes on from; None: it begins."""
+    coordinator: CoordinatorSpec | None = None
+    """Who decides on membership and commits; None: the ranks among themselves."""
+    incarnation: str = ""
+    """``RANK.N``: the Nth process of this rank in this run, from 0; unique in the run."""
+    joins: bool = False
+    """The run is under way: take the state from a member, and enter at a step boundary."""
     torch_threads: int | None = 1
     """Intra-op threads; None keeps torch's default."""
     schema_version: int = 1
@@ -66,6 +86,8 @@ class WorkerSpec:
         if not 0 <= self.rank < self.world_size:
             msg = f"rank={self.rank} must lie in 0..{self.world_size - 1}"
             raise ConfigError(msg)
+        if not self.incarnation:
+            object.__setattr__(self, "incarnation", f"{self.rank}.0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +104,22 @@ class GoingOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoss:
-    """A worker that the others go on without, in ``lost-RANK.json``, by who leads them."""
+    """A worker that the others go on without, by who leads them."""
 
     rank: int
     device_id: str
     at_s: float
     step: int
     reason: str
+    incarnation: str = ""
+    is_failure: bool = True
+    """False for who left in order."""
     schema_version: int = 1
 
     @staticmethod
-    def file_name(rank: int) -> str:
-        """Its name in the run directory."""
-        return f"lost-{rank}.json"
+    def file_name(incarnation: str) -> str:
+        """Its name in the run directory: ``lost-RANK.N.json``."""
+        return f"lost-{incarnation}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
