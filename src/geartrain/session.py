@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+from geartrain.elastic.worker import make_members
 from geartrain.errors import ConfigError
 from geartrain.parallel.evaluation import MetricFunction, evaluate, reduce_metric
 from geartrain.parallel.loss_terms import CountFunction, LossFunction, read_own_loss
@@ -195,9 +196,15 @@ class Session(SessionFacts):
             pinned_plan=find_pinned_plan(self.plan, self.spec),
         )
         self._trainer = Trainer(
-            self._place, parts, settings, self.spec, positions=self._positions
+            self._place,
+            parts,
+            settings,
+            self.spec,
+            make_members=make_members,
+            positions=self._positions,
         )
         self._saved_positions = resume(self._trainer)
+        self._trainer.begin()
         return self._trainer.model, optimizer
 
     def setup_dataloader(  # noqa: PLR0913 - the user's one call; each is a keyword

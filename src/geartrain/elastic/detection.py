@@ -64,7 +64,8 @@ def find_lost(turn: Turn) -> None:
     for peer in tuple(turn.state.peers.values()):
         silent_s = turn.now_s - peer.heard_at_s
         if silent_s > peer.pace.silence_limit_s(turn.state.limits):
-            lose(turn, peer, f"no sign of life for {silent_s:.2f} s")
+            reason = f"no sign of life for {silent_s:.2f} s"
+            lose(turn, peer, reason, silent_s=silent_s)
     if turn.state.phase == "running":
         _find_hung(turn)
     elif turn.state.phase == "building":
@@ -83,6 +84,7 @@ def _find_hung(turn: Turn) -> None:
                 turn,
                 peer,
                 f"its main loop has made no progress for {still_s:.2f} s, though it beats",
+                silent_s=still_s,
             )
     if turn.state.phase != "running" or not slow:
         return

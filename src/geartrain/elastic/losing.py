@@ -16,7 +16,14 @@ _LONGEST_GATHER_FACTOR = 10
 _LONGEST_PAUSE_S = 2.0
 
 
-def lose(turn: Turn, peer: Peer, reason: str, *, is_closed: bool = False) -> None:
+def lose(
+    turn: Turn,
+    peer: Peer,
+    reason: str,
+    *,
+    is_closed: bool = False,
+    silent_s: float = 0.0,
+) -> None:
     """Drop a peer because of a failure.
 
     Args:
@@ -24,6 +31,7 @@ def lose(turn: Turn, peer: Peer, reason: str, *, is_closed: bool = False) -> Non
         peer: Who it is.
         reason: For people.
         is_closed: Its connection is gone already.
+        silent_s: How long it had been silent by now.
     """
     turn.record(
         MemberLost(
@@ -38,7 +46,7 @@ def lose(turn: Turn, peer: Peer, reason: str, *, is_closed: bool = False) -> Non
     if not is_closed:
         turn.send(peer, _dismissal(turn, peer, reason))
         turn.close(peer.connection)
-    remove(turn, peer, reason, is_failure=True)
+    remove(turn, peer, reason, is_failure=True, silent_s=silent_s)
     limits, facts = turn.state.limits, turn.state.facts
     if limits.max_failures is not None and facts.num_failures > limits.max_failures:
         halt(
@@ -49,7 +57,9 @@ def lose(turn: Turn, peer: Peer, reason: str, *, is_closed: bool = False) -> Non
         )
 
 
-def remove(turn: Turn, peer: Peer, reason: str, *, is_failure: bool) -> None:
+def remove(
+    turn: Turn, peer: Peer, reason: str, *, is_failure: bool, silent_s: float = 0.0
+) -> None:
     """Forget a peer, and end the epoch if that leaves a gap in it."""
     state = turn.state
     was_member = peer.member_id in state.members
@@ -57,7 +67,13 @@ def remove(turn: Turn, peer: Peer, reason: str, *, is_failure: bool) -> None:
     for name, other in peers.items():
         if other.healing is not None and peer.member_id in other.healing.givers:
             peers[name] = _without_healing(other)
-    lost = Lost(who=peer.who, reason=reason, at_s=turn.now_s, is_failure=is_failure)
+    lost = Lost(
+        who=peer.who,
+        reason=reason,
+        at_s=turn.now_s,
+        is_failure=is_failure,
+        silent_s=silent_s,
+    )
     turn.set(
         peers=peers,
         connections={c: m for c, m in state.connections.items() if c != peer.connection},
@@ -164,6 +180,7 @@ def lost_members(turn: Turn) -> tuple[LostMember, ...]:
             reason=lost.reason,
             noticed_ago_s=max(0.0, turn.now_s - lost.at_s),
             is_failure=lost.is_failure,
+            silent_s=lost.silent_s,
         )
         for lost in turn.state.lost
     )

@@ -182,6 +182,8 @@ class LostMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Before this message was made; clocks of hosts differ."""
     is_failure: bool = True
     """False for who left in order."""
+    silent_s: Seconds = 0.0
+    """How long the loss had lasted when it was noticed, where it showed as silence."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

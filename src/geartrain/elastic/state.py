@@ -97,6 +97,9 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     at_s: float
     is_failure: bool
+    silent_s: float = 0.0
+    """How long it had been silent, or its main loop stood still; 0 for a broken
+    connection, which shows at once."""
 
 
 class Accusation(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,6 +78,9 @@ class VotedStep:
 class Committer(Protocol):
     """Decides when a step may be applied."""
 
+    def exchanging(self) -> None:
+        """This rank has computed its part, and waits for the others' from now on."""
+
     def vote(self, name: StepName) -> None:
         """This rank has all that it needs to apply the step that leads to this state.
 
@@ -119,6 +122,9 @@ class ExchangeCommitter:
         self._rank = rank
         self._device_ids = device_ids
         self._votes: torch.Tensor | None = None
+
+    def exchanging(self) -> None:
+        """Nothing: nobody watches but the exchange."""
 
     def vote(self, name: StepName) -> None:
         """Give this rank's part of the sum."""

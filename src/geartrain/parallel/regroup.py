@@ -27,13 +27,13 @@ from geartrain.telemetry import write_document
 from geartrain.units import format_seconds
 
 if TYPE_CHECKING:
+    from geartrain.parallel.membership import Gathering, Membership
     from geartrain.parallel.plan_director import PlanDirector
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.saved_state import TrainState
     from geartrain.parallel.step_engine import StepEngine
     from geartrain.parallel.step_update import StepOutcome
-    from geartrain.parallel.survivors import Gathering, Survivors
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Regrouper:
     """Brings the training on this rank back in step with those that are left.
 
     Args:
-        survivors: Finds out who they are.
+        membership: Knows who they are.
         groups: The ranks; changed to those that are left.
         director: Plans anew.
         engine: Told whom it exchanges gradients with.
@@ -73,7 +73,7 @@ class Regrouper:
         run_dir: Where the lead says that the run goes on, and without whom.
     """
 
-    survivors: Survivors
+    membership: Membership
     groups: RankGroups
     director: PlanDirector
     engine: StepEngine
@@ -96,23 +96,36 @@ class Regrouper:
     _lead: int = 0
     """Who led when the ranks were in step last."""
     _recovery: Recovery = field(default_factory=Recovery)
+    _began_at_s: float = 0.0
+    _is_parting: bool = False
     _outcome: StepOutcome | None = None
     """Of the interrupted step, once it was applied while settling."""
 
     def __post_init__(self) -> None:
         self.buffers = BufferKeeper(self.engine.model)
         self._lead = self.groups.lead
+
+    def begin(self) -> None:
+        """From now on a lost rank does not end the training; all ranks call it.
+
+        Raises:
+            CommunicationError: If the others do not come in time.
+        """
+        self.membership.begin(self.engine.name)
         if self.groups.is_lead:
             write_document(self.run_dir / GoingOn.FILE_NAME, GoingOn())
-        self.survivors.follow(self.report, self.groups.interrupt)
+        self.membership.follow(self.report, self.groups.interrupt)
 
     def begin_step(self) -> None:
         """A step begins."""
-        self.survivors.check()
+        self.membership.check()
+        self._began_at_s = time.monotonic()
+        self.membership.begin_step()
         self.buffers.keep()
 
     def applied(self, num_steps: int) -> None:
         """A step was applied."""
+        self.membership.end_step(time.monotonic() - self._began_at_s)
         self.buffers.applied()
         report = self._recovery.finish(time.time())
         if report is not None:
@@ -148,7 +161,7 @@ class Regrouper:
                 self._settle(gathering, num_steps + (self._outcome is not None))
                 break
             except CommunicationError as again:
-                if self.survivors.interruption() is None:
+                if self.membership.interruption() is None:
                     raise
                 error = again  # another one was lost meanwhile
         outcome, self._outcome = self._outcome, None
@@ -162,17 +175,18 @@ class Regrouper:
                 go on.
         """
         try:
-            gathering = self.survivors.gathered()
+            gathering = self.membership.gathered()
         except CommunicationError as failure:
             raise failure from error
         if gathering is None:
             raise error
-        self._recovery.notice(gathering.noticed_at_s, gathering.silent_s)
+        if gathering.is_loss:
+            self._recovery.notice(gathering.noticed_at_s, gathering.silent_s)
         lost = tuple(r for r in self.groups.members if r not in gathering.ranks)
         self.groups.regroup(
             gathering.ranks, gathering.generation, gathering.hub, gathering.collective
         )
-        if self.survivors.interruption() is not None:
+        if self.membership.interruption() is not None:
             self.groups.interrupt()  # it came before there was a new generation to wake
         if self.groups.is_lead:
             self.recorder.lead(self.run_dir)
@@ -188,7 +202,9 @@ class Regrouper:
         return gathering
 
     def report(self, gathering: Gathering) -> None:
-        """Tell the launcher whom to give up; called from the survivors' thread."""
+        """Tell the launcher whom to give up; called from the membership's thread."""
+        if self._is_parting and self._has_finished():
+            return  # they only ended before this rank did
         for rank, device_id in enumerate(self.groups.device_ids):
             if rank not in gathering.ranks and rank not in self._losses:
                 self._losses[rank] = WorkerLoss(
@@ -214,11 +230,12 @@ class Regrouper:
             finish: What the lead does last; the next one does it, if it is lost.
         """
         deadline_s = time.monotonic() + _GOODBYE_S
+        self._is_parting = True
         while time.monotonic() < deadline_s:
             try:
                 if self._part(deadline_s, finish):
                     return
-                self.survivors.check()
+                self.membership.check()
             except CommunicationError as error:
                 try:
                     self.settle(error, num_steps)
@@ -228,8 +245,8 @@ class Regrouper:
 
     def close(self) -> None:
         """Gather no more."""
-        self.survivors.close()
-        if self.survivors.is_left_out:
+        self.membership.close()
+        if self.membership.is_left_out:
             self.recorder.retire()  # another rank writes the log by now
         elif self.groups.is_lead:
             (self.run_dir / GoingOn.FILE_NAME).unlink(missing_ok=True)
@@ -239,6 +256,8 @@ class Regrouper:
     def _settle(self, gathering: Gathering, num_steps: int) -> None:
         rendezvous = self.groups.rendezvous
         voted = self.engine.voted_name
+        if voted is not None and not self.membership.may_apply(voted):
+            voted = None
         own = Lineage(
             rank=self.groups.rank,
             num_steps=num_steps,
@@ -365,6 +384,15 @@ class Regrouper:
             pass  # the store is gone, and with it the launcher
         return True
 
+    def _has_finished(self) -> bool:
+        """Whether all have made their last step, and the lead what it does last."""
+        store = self.groups.store
+        try:
+            key = f"end/{self.groups.generation}/finished"
+            return store is not None and bool(store.check([key]))
+        except (RuntimeError, ConnectionError):
+            return True  # the store is gone, and with it the launcher
+
     def _wait_for(self, keys: list[str], deadline_s: float) -> bool:
         """Wait for keys of the store; False as soon as a member is lost."""
         store = self.groups.store
@@ -372,7 +400,7 @@ class Regrouper:
         while time.monotonic() < deadline_s:
             if store.check(keys):
                 return True
-            if self.survivors.interruption() is not None:
+            if self.membership.interruption() is not None:
                 break
             time.sleep(_POLL_S)
         return False

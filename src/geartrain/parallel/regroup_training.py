@@ -27,7 +27,7 @@ def check_members(trainer: Trainer) -> None:
         CommunicationError: If so.
     """
     if trainer.regrouper is not None:
-        trainer.regrouper.survivors.check()
+        trainer.regrouper.membership.check()
 
 
 def retried(trainer: Trainer, operation: Callable[[], T]) -> T:

@@ -233,6 +233,8 @@ class StepEngine:
             previous_wait_s=self.last_wait_s,
             gradient_code=self._gradient_code,
         )
+        if self.committer is not None:
+            self.committer.exchanging()
         started_at_s = time.perf_counter()
         self._voted = voted = self._exchange(figures, stop=stop)
         self.synchronize()

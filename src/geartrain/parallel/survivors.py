@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,13 +20,14 @@ from torch._C._distributed_c10d import PrefixStore
 from geartrain.collectives.faults.bounded import within
 from geartrain.collectives.faults.roll_call import roll_call
 from geartrain.errors import CommunicationError, GeartrainError
+from geartrain.parallel.membership import Gathering
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
     from geartrain.collectives.exchange_hub import ExchangeHub
     from geartrain.collectives.faults.fault import Fault
+    from geartrain.parallel.commit import Committer, StepName
 
 logger = logging.getLogger(__name__)
 
@@ -43,33 +43,6 @@ _NOTICE_S = 2.0
 _SETTLE_S = 120.0
 _STORE_S = 20.0
 _MOST_ATTEMPTS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathering:
-    """Those that are left, joined by a new exchange."""
-
-    generation: int
-    """Number of the roll call; grows, and attempts that failed leave gaps."""
-    ranks: tuple[int, ...]
-    """Global ranks, rising."""
-    hub: ExchangeHub
-    collective: ScheduledCollective | None
-    """The exchange of them all; None for a single one."""
-    reason: str
-    """What was noticed first, in words."""
-    suspects: tuple[int, ...]
-    """Of whom it was noticed."""
-    noticed_at_s: float
-    """Unix time."""
-    silent_s: float = 0.0
-    """How long the loss had lasted by then, where it showed as silence."""
-
-    def reason_of(self, rank: int) -> str:
-        """Why a rank that is not among them is not."""
-        if rank in self.suspects:
-            return self.reason
-        return f"it did not answer when the others gathered, since {self.reason}"
 
 
 class Survivors:
@@ -111,6 +84,26 @@ class Survivors:
         self._failure: str | None = None
         self._settled = 0  # generation that the training goes on with
         hub.on_fault = partial(self._faulted, 0)
+
+    def committer(self) -> Committer | None:
+        """The ranks vote in their exchange."""
+        return None
+
+    def begin(self, name: StepName) -> None:
+        """Nothing: who is there takes part."""
+
+    def may_apply(self, name: StepName) -> bool:  # noqa: ARG002 - protocol
+        """Where all that are left have voted, they decide it themselves."""
+        return True
+
+    def begin_step(self) -> None:
+        """Nothing: only the exchange is watched."""
+
+    def end_step(self, step_s: float) -> None:
+        """Nothing."""
+
+    def progress(self) -> None:
+        """Nothing."""
 
     def interruption(self) -> str | None:
         """Why nothing more will come of the generation in force; None while all is well."""

@@ -34,18 +34,19 @@ from geartrain.parallel.state_sync import broadcast_buffers
 from geartrain.parallel.step_engine import StepEngine
 from geartrain.parallel.step_update import StepOutcome
 from geartrain.parallel.step_work import MicroBatch
-from geartrain.parallel.survivors import Survivors
 from geartrain.parallel.tiered_saves import TieredSaves
 from geartrain.parallel.trailer import RankFigures
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.trainer_setup import (
+    MakeMembers,
     install_stop_handler,
     make_calls,
     make_committer,
     make_engine,
     make_hub,
+    make_membership,
     make_residuals,
-    make_survivors,
+    no_members,
     prepare_model,
 )
 from geartrain.parallel.training_saves import (
@@ -60,6 +61,7 @@ from geartrain.parallel.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
+    from geartrain.parallel.membership import Membership
     from geartrain.parallel.ranks import RankPlace
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,8 @@ class Trainer:
     parts: UserParts
     settings: TrainerSettings
     spec: WorkerSpec | None
+    make_members: MakeMembers = no_members
+    """Makes the membership that the coordinator of a run decides on."""
     model: torch.nn.Module = field(init=False)
     step_index: int = 0
     calls: ModelCalls = field(init=False)
@@ -116,7 +120,7 @@ class Trainer:
             device_ids=groups.device_ids, run_dir=run_dir if groups.is_lead else None
         )
         place.groups.hub = make_hub(place, settings, self.spec)
-        survivors = make_survivors(place.groups, self.spec)
+        membership = make_membership(place.groups, self.spec, settings, self.make_members)
         self.model = prepare_model(place, parts, settings)
         self.calls = make_calls(place, parts, settings, self.model)
         self.engine = make_engine(place, parts, settings, self.model)
@@ -128,9 +132,20 @@ class Trainer:
             place, self.calls, self.engine, self.director, settings.seed
         )
         self.saves = make_saves(self)
-        if survivors is not None and run_dir is not None:
-            self.regrouper = self._make_regrouper(survivors, run_dir)
-            self.engine.committer = make_committer(groups, self.engine)
+        if membership is not None and run_dir is not None:
+            self.regrouper = self._make_regrouper(membership, run_dir)
+            self.engine.committer = membership.committer() or make_committer(
+                groups, self.engine
+            )
+
+    def begin(self) -> None:
+        """The state is there: take part from now on; all ranks call it.
+
+        Raises:
+            CommunicationError: If the others do not come in time.
+        """
+        if self.regrouper is not None:
+            self.regrouper.begin()
 
     # -- what the session asks ----------------------------------------------------
 
@@ -384,9 +399,9 @@ class Trainer:
             state=self.state,
         )
 
-    def _make_regrouper(self, survivors: Survivors, run_dir: Path) -> Regrouper:
+    def _make_regrouper(self, membership: Membership, run_dir: Path) -> Regrouper:
         return Regrouper(
-            survivors=survivors,
+            membership=membership,
             groups=self.place.groups,
             director=self.director,
             engine=self.engine,

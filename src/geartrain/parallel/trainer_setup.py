@@ -25,10 +25,19 @@ from geartrain.parallel.survivors import Survivors
 from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME
 
 if TYPE_CHECKING:
+    from geartrain.parallel.membership import Membership
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.ranks import RankPlace
     from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
     from geartrain.parallel.worker_spec import WorkerSpec
+
+
+MakeMembers = Callable[["RankGroups", "WorkerSpec"], "Membership | None"]
+
+
+def no_members(groups: RankGroups, spec: WorkerSpec) -> Membership | None:  # noqa: ARG001 - protocol
+    """No coordinator: the ranks find out among themselves who is left."""
+    return None
 
 
 def install_stop_handler(request_stop: Callable[[], None]) -> None:
@@ -74,22 +83,33 @@ def make_hub(
     return hub
 
 
-def make_survivors(groups: RankGroups, spec: WorkerSpec | None) -> Survivors | None:
-    """Who is left is followed where the launcher goes on without a lost worker.
+def make_membership(
+    groups: RankGroups,
+    spec: WorkerSpec | None,
+    settings: TrainerSettings,
+    make_members: MakeMembers,
+) -> Membership | None:
+    """Who takes part is followed where the launcher goes on without a lost worker.
 
     Args:
         groups: With the hub in place.
         spec: What the launcher said; None without one.
+        settings: How to train. Steps that are not exact are not committed one by one, and
+            with synchronized BatchNorm all wait for each other within a step.
+        make_members: Makes the membership that the coordinator of the run decides on.
     """
     if groups.hub is None or groups.store is None or spec is None:
         return None
     if spec.on_loss == "stop" or spec.mode == "plan":
         return None
-    survivors = Survivors(
-        groups.store, groups.rank, groups.hub, min_devices=spec.min_devices
-    )
-    groups.rendezvous.interruption = survivors.interruption
-    return survivors
+    is_committed = isinstance(settings.algorithm, str) and not settings.sync_batchnorm
+    membership = make_members(groups, spec) if is_committed else None
+    if membership is None:
+        membership = Survivors(
+            groups.store, groups.rank, groups.hub, min_devices=spec.min_devices
+        )
+    groups.rendezvous.interruption = membership.interruption
+    return membership
 
 
 def prepare_model(
