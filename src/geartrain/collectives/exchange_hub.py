@@ -96,6 +96,8 @@ class ExchangeHub:
     explains: bool = False
     on_fault: Callable[[Fault], None] = _log_fault
     """Told once an exchange why it ended; from a thread, so it must return soon."""
+    interruption: Callable[[], str | None] | None = None
+    """Why to wait for nobody any more, beside what the rendezvous says of that."""
     _codecs: tuple[CodecProfile, ...] = ()
     _pinned: dict[tuple[int, ...], ScheduleBook] = field(default_factory=dict)
     _num_opened: dict[str, int] = field(default_factory=dict)
@@ -203,16 +205,23 @@ class ExchangeHub:
         for service in (*services, *((opening,) if opening is not None else ())):
             service.abort(0, reason)
 
-    def successor(self, store: Store, on_fault: Callable[[Fault], None]) -> ExchangeHub:
+    def successor(
+        self,
+        store: Store,
+        on_fault: Callable[[Fault], None],
+        interruption: Callable[[], str | None] | None = None,
+    ) -> ExchangeHub:
         """A hub over the same network, for those that are left.
 
         Args:
             store: Not used before, and by no other thread as long as this one opens
                 exchanges.
             on_fault: As of this hub.
+            interruption: Why to wait for nobody any more; None while all is well.
         """
         return replace(
             self,
+            interruption=interruption,
             place=replace(self.place, store=store),
             on_fault=on_fault,
             _pinned={},
@@ -272,11 +281,14 @@ class ExchangeHub:
 
         Who sets a limit opens an exchange because a member was lost.
         """
-        interruption = self.place.rendezvous.interruption
-        if interruption is None or limit_s is not None:
+        interruption = self.interruption
+        if interruption is None and limit_s is None:
+            interruption = self.place.rendezvous.interruption
+        if interruption is None:
             store.wait(["book"], timedelta(seconds=limit_s or self.place.timeout_s))
             return
-        deadline_at_s = time.monotonic() + self.place.timeout_s
+        limit_s = limit_s or self.place.timeout_s
+        deadline_at_s = time.monotonic() + limit_s
         while not store.check(["book"]):
             reason = interruption()
             if reason is not None:
@@ -284,7 +296,7 @@ class ExchangeHub:
                 raise CommunicationError(msg)
             if time.monotonic() > deadline_at_s:
                 msg = (
-                    f"waited {self.place.timeout_s:g} s for {first_id} to say how "
+                    f"waited {limit_s:g} s for {first_id} to say how "
                     "gradients are exchanged; look at that worker's log"
                 )
                 raise CommunicationError(msg)

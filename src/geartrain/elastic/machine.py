@@ -22,7 +22,7 @@ from geartrain.elastic.joining import (
     hear_not_restored,
     plan_heals,
 )
-from geartrain.elastic.losing import drain, lose
+from geartrain.elastic.losing import drain, lose, remove
 from geartrain.elastic.messages import (
     Beat,
     DrainAsked,
@@ -120,8 +120,13 @@ def _hear(turn: Turn, event: Received) -> None:
 
 def _end_connection(turn: Turn, event: Closed) -> None:
     member_id = turn.state.connections.get(event.connection)
-    if member_id is not None:
-        lose(turn, turn.state.peers[member_id], event.reason, is_closed=True)
+    if member_id is None:
+        return
+    peer = turn.state.peers[member_id]
+    if peer.is_draining:  # it has ended, or could not wait for its turn
+        remove(turn, peer, peer.drain_reason or event.reason, is_failure=False)
+    else:
+        lose(turn, peer, event.reason, is_closed=True)
 
 
 def _message(event: Event) -> object:

@@ -79,10 +79,12 @@ class Members:
         self._on_gathered: OnGathered | None = None
         self._on_interrupted: Callable[[], None] | None = None
         self._settled = 0  # epoch that the training goes on with
+        self._has_begun = False
         self._built: Gathering | None = None
         self._untold: Gathering | None = None
         self._fault: tuple[int, str] | None = None  # the latest, by epoch
-        self._is_closed = False
+        self._failure: str | None = None
+        self._is_parting = self._is_closed = False
         hub.on_fault = partial(self._faulted, 0)
 
     # -- the training's thread ----------------------------------------------------------
@@ -105,12 +107,15 @@ class Members:
             self._hub.on_fault = partial(self._faulted, epoch.epoch)
             self._settled = epoch.epoch
             self._client.ready(epoch.epoch)
+        self._has_begun = True
         threading.Thread(
             target=self._build_epochs, args=(self._settled,), name="members", daemon=True
         ).start()
 
     def interruption(self) -> str | None:
         """Why nothing more will come of the epoch in force; None while all is well."""
+        if not self._has_begun:
+            return None
         reason = self._client.interruption(self._settled)
         if reason is not None:
             return reason
@@ -181,11 +186,17 @@ class Members:
         """The main loop gets on."""
         self._client.progress()
 
-    def close(self) -> None:
+    def part(self) -> None:
+        """All have made their last step: who ends now breaks nothing."""
+        self._is_parting = True
+
+    def close(self, *, in_order: bool) -> None:
         """Leave the others."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        if in_order:
+            self._client.leave("its script has ended")
         self._client.close()
 
     def _epoch(self) -> int:
@@ -206,6 +217,8 @@ class Members:
         """Wait for the epoch's exchange; None where it came to nothing."""
         while True:
             self._client.progress()
+            if self._failure is not None:
+                raise CommunicationError(self._failure)
             with self._changed:
                 built = self._built
                 if built is not None and built.generation == epoch.epoch:
@@ -239,10 +252,10 @@ class Members:
 
     def _interrupted(self, reason: str) -> None:
         """The epoch in force is over: cut its exchange. Called by the control thread."""
-        self._hub.abort(reason)
-        on_interrupted = self._on_interrupted
-        if on_interrupted is not None:
-            on_interrupted()
+        if not self._is_parting:
+            self._hub.abort(reason)
+            if self._on_interrupted is not None:
+                self._on_interrupted()
         with self._changed:
             self._changed.notify_all()
 
@@ -269,9 +282,13 @@ class Members:
                     return  # the training hears of it when it asks
                 self._build(epoch)
                 after = epoch.epoch
-        except CommunicationError as error:
-            if not self._is_closed:
-                logger.warning("no epochs are built any more: %s", error)
+        except Exception as error:
+            if self._is_closed:
+                return
+            logger.exception("no epochs are built any more")
+            with self._changed:
+                self._failure = f"no exchange can be built any more: {error}"
+                self._changed.notify_all()
 
     def _build(self, epoch: NewEpoch) -> None:
         received_at_s = time.time()
@@ -281,6 +298,7 @@ class Members:
             hub = self._hub.successor(
                 _clone(self._store, f"epoch/{epoch.epoch}"),
                 partial(self._faulted, epoch.epoch),
+                partial(self._client.interruption, epoch.epoch),
             )
             self._hub = hub
             limit_s = max(epoch.build_s, 1.0)
@@ -306,7 +324,8 @@ class Members:
             if is_new:
                 self._fault = (epoch, reason)
             self._changed.notify_all()
-        if is_new:  # else the fault was told already
+        # Else the fault was told already, or the coordinator knows more than this rank.
+        if is_new and self._client.interruption(epoch) is None:
             self._client.suspect(epoch, (), reason)
 
     def _ranks_of(self, epoch: NewEpoch) -> tuple[int, ...]:

@@ -122,5 +122,12 @@ class Membership(Protocol):
     def progress(self) -> None:
         """The main loop gets on. Costs next to nothing."""
 
-    def close(self) -> None:
-        """Take part no more: the session ends."""
+    def part(self) -> None:
+        """All have made their last step, and who ends from now on is not lost."""
+
+    def close(self, *, in_order: bool) -> None:
+        """Take part no more: the session ends.
+
+        Args:
+            in_order: The script has come to its end here, and at all others.
+        """

@@ -245,7 +245,7 @@ class Regrouper:
 
     def close(self) -> None:
         """Gather no more."""
-        self.membership.close()
+        self.membership.close(in_order=self._is_parting)
         if self.membership.is_left_out:
             self.recorder.retire()  # another rank writes the log by now
         elif self.groups.is_lead:
@@ -376,6 +376,7 @@ class Regrouper:
             keys = [f"{prefix}/{rank}" for rank in self.groups.members]
             if not self._wait_for(keys, deadline_s):
                 return False
+            self.membership.part()
             if not self.groups.is_lead:
                 return self._wait_for([finished], deadline_s)
             finish()

@@ -160,7 +160,10 @@ class Survivors:
             self._settled = newer.generation
             return newer
 
-    def close(self) -> None:
+    def part(self) -> None:
+        """Nothing: exchanges are closed in order."""
+
+    def close(self, *, in_order: bool) -> None:  # noqa: ARG002 - protocol
         """Gather no more: the session ends."""
         with self._changed:
             self._is_closed = True
