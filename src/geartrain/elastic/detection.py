@@ -63,8 +63,9 @@ def find_lost(turn: Turn) -> None:
     """Look at all clocks; at each tick."""
     for peer in tuple(turn.state.peers.values()):
         silent_s = turn.now_s - peer.heard_at_s
-        if silent_s > peer.pace.silence_limit_s(turn.state.limits):
-            reason = f"no sign of life for {silent_s:.2f} s"
+        limit_s = peer.pace.silence_limit_s(turn.state.limits)
+        if silent_s > limit_s:
+            reason = f"no sign of life for {silent_s:.2f} s (limit {limit_s:.2f} s)"
             lose(turn, peer, reason, silent_s=silent_s)
     if turn.state.phase == "running":
         _find_hung(turn)
