@@ -1,0 +1,1 @@
+"""What faults, joins and commits cost: many of each in real runs, from the outside."""

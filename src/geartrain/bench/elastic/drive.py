@@ -1,0 +1,298 @@
+"""Makes the faults of a case, one after the other, in as few runs as that takes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from geartrain.bench.chaos.capabilities import can_rejoin
+from geartrain.bench.elastic.cases import Case
+from geartrain.bench.elastic.history import Member
+from geartrain.bench.elastic.job import Job, JobSettings, coordinator_id
+from geartrain.bench.elastic.outcome import (
+    Fault,
+    Outcome,
+    calm_step_s,
+    first_commit_after,
+    join_outcome,
+    joiners,
+    next_commit_s,
+    num_steps_lost,
+)
+from geartrain.errors import DeviceError
+
+Say = Callable[[str], None]
+
+_COMMIT_TIMEOUT_S = 20.0
+"""A run that makes no step for so long stands still; the event counts as failed."""
+_WHOLE_TIMEOUT_S = 30.0
+"""For all devices to take part again, before another run is begun instead."""
+_COORDINATOR_TIMEOUT_S = 20.0
+_MOMENT_TIMEOUT_S = 20.0
+_CALM_STEPS = 6
+"""Made by all devices between two faults."""
+_MOST_FAILED_STARTS = 2
+_REBUILD_S = (0.02, 0.2)
+"""When the second kill comes after the first one."""
+_HEAL_S = (0.0, 0.1)
+"""And when after a device that comes back has said hello."""
+MOMENTS = ("rebuild", "heal", "save")
+
+
+@dataclass(slots=True, kw_only=True)
+class CaseRuns:
+    """All that was found in the runs of a case."""
+
+    case: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    joins: list[Outcome] = field(default_factory=list)
+    num_runs: int = 0
+    num_steps: int = 0
+    num_diverged: int = 0
+    num_steps_lost: int = 0
+    failures: list[str] = field(default_factory=list)
+    """What must not happen in any run: its end, steps made twice, things left behind."""
+    wall_s: float = 0.0
+
+
+def run_case(case: Case, num_events: int, folder: Path, seed: int, say: Say) -> CaseRuns:
+    """Make the events of a case.
+
+    Args:
+        case: Which one.
+        num_events: How many.
+        folder: For what the runs write.
+        seed: Of victims and moments.
+        say: Told what goes on.
+    """
+    found = CaseRuns(case=case.name)
+    began_s = time.monotonic()
+    deadline_s = began_s + case.budget_s
+    dice = random.Random(f"{seed}/{case.name}")  # noqa: S311 - repeatable, no secret
+    num_failed_starts = 0
+    while len(found.outcomes) < num_events and time.monotonic() < deadline_s:
+        where = folder / f"{case.name}-{found.num_runs}"
+        where.mkdir()
+        found.num_runs += 1
+        try:
+            with Job(_job_settings(case, where)) as job:
+                job.await_training()
+                _Series(case, job, dice, say, found, num_events, deadline_s).make()
+                _close(job, found)
+        except DeviceError as error:
+            num_failed_starts += 1
+            found.failures.append(str(error))
+            say(f"{case.name}: {error}")
+            if num_failed_starts == _MOST_FAILED_STARTS:
+                break
+    found.wall_s = time.monotonic() - began_s
+    return found
+
+
+@dataclass(slots=True)
+class _Series:
+    """The events of one run, until it has too few devices left for another one."""
+
+    case: Case
+    job: Job
+    dice: random.Random
+    say: Say
+    found: CaseRuns
+    num_events: int
+    deadline_s: float
+
+    def make(self) -> None:
+        first = len(self.found.outcomes)
+        while len(self.found.outcomes) < self.num_events:
+            is_first = len(self.found.outcomes) == first
+            if not is_first and (time.monotonic() > self.deadline_s or not self._settle()):
+                break
+            outcome = self._event()
+            if outcome is None:
+                break
+            self.found.outcomes.append(outcome)
+            self._tell(outcome)
+            if outcome.seconds is None:
+                break
+        if can_rejoin() and not self.job.has_ended:
+            self._settle()  # the last ones that were hit come back, too
+        self._add_limits(first)
+
+    def _event(self) -> Outcome | None:
+        """One fault and what it cost; None where its moment did not come."""
+        step_s = calm_step_s(self.job.history, time.time())
+        time.sleep(self.dice.uniform(0.0, 2 * step_s))  # anywhere in a step
+        fault = self._make_fault()
+        if fault is None:
+            self.found.failures.append("a moment to hit did not come")
+            return None
+        return self._watch(fault, step_s)
+
+    def _make_fault(self) -> Fault | None:
+        match self.case.deed:
+            case "kill":
+                return self._hit(self._choose(self.case.num_victims), signal.SIGKILL)
+            case "stop":
+                return self._hit(self._choose(1), signal.SIGSTOP)
+            case "second":
+                return self._second()
+            case "coordinator":
+                return self._kill_coordinator()
+
+    def _choose(self, number: int) -> list[Member]:
+        living = self.job.living()
+        return [living[d] for d in self.dice.sample(sorted(living), number)]
+
+    def _hit(
+        self, members: Sequence[Member], number: signal.Signals, moment: str = ""
+    ) -> Fault:
+        at_s = self.job.hit(members, number)
+        return Fault(
+            case=self.case.name,
+            at_s=at_s,
+            victims=tuple(member.name for member in members),
+            device_ids=tuple(member.device_id for member in members),
+            moment=moment,
+        )
+
+    def _second(self) -> Fault | None:
+        moment = MOMENTS[len(self.found.outcomes) % len(MOMENTS)]
+        if moment == "save":
+            if not self.job.wait(self.job.is_saving, _MOMENT_TIMEOUT_S, keenly=True):
+                return None
+            return self._hit(self._choose(1), signal.SIGKILL, moment)
+        if moment == "heal" and not can_rejoin():
+            moment = "rebuild"
+        first, second = self._choose(2)
+        before = self._hit([first], signal.SIGKILL)
+        if moment == "rebuild":
+            time.sleep(self.dice.uniform(*_REBUILD_S))
+        elif not self.job.wait(
+            lambda: self._is_back(first), _MOMENT_TIMEOUT_S, keenly=True
+        ):
+            return None
+        else:
+            time.sleep(self.dice.uniform(*_HEAL_S))
+        fault = self._hit([second], signal.SIGKILL, moment)
+        return replace(fault, victims=(*before.victims, *fault.victims))
+
+    def _is_back(self, member: Member) -> bool:
+        newest = self.job.history.newest().get(member.device_id)
+        return newest is not None and newest.name != member.name
+
+    def _kill_coordinator(self) -> Fault | None:
+        known = self.job.coordinator()
+        if known is None:
+            return None
+        process_id, address_file = known
+        at_s = time.time()
+        fault = Fault(case=self.case.name, at_s=at_s, victims=(), device_ids=())
+        _end(process_id)
+        returned = self.job.wait(
+            lambda: coordinator_id(address_file) not in {None, process_id},
+            _COORDINATOR_TIMEOUT_S,
+            keenly=True,
+        )
+        return replace(fault, returned_at_s=time.time()) if returned else fault
+
+    def _watch(self, fault: Fault, step_s: float) -> Outcome:
+        history, since_s = self.job.history, fault.at_s
+        if self.case.deed == "coordinator":
+            if fault.returned_at_s is None:
+                return self._outcome(fault, step_s, None, "it did not come back")
+            since_s = fault.returned_at_s
+            self.job.wait(
+                lambda: first_commit_after(history, since_s) is not None,
+                _COMMIT_TIMEOUT_S,
+            )
+            at_s = first_commit_after(history, since_s)
+        else:
+            self.job.wait(
+                lambda: next_commit_s(history, fault) is not None, _COMMIT_TIMEOUT_S
+            )
+            at_s = next_commit_s(history, fault)
+        if at_s is None:
+            ended = "the run ended" if self.job.has_ended else "no step was made"
+            self.found.failures.append(f"{ended} after {fault.moment} {fault.device_ids}")
+            return self._outcome(fault, step_s, None, ended)
+        return self._outcome(fault, step_s, at_s - since_s)
+
+    def _outcome(
+        self, fault: Fault, step_s: float, seconds: float | None, note: str = ""
+    ) -> Outcome:
+        if fault.returned_at_s is not None:
+            note = f"back after {fault.returned_at_s - fault.at_s:.3f} s"
+        return Outcome(
+            at_s=fault.at_s,
+            device_ids=fault.device_ids,
+            seconds=seconds,
+            step_s=step_s,
+            moment=fault.moment,
+            steps=seconds / step_s if seconds is not None and step_s > 0 else None,
+            note=note,
+        )
+
+    def _settle(self) -> bool:
+        """Wait until all devices take part again; False where they do not."""
+        since_step = self.job.history.last_step + _CALM_STEPS
+        if self.case.deed != "coordinator" and not can_rejoin():
+            return False
+        is_whole = self.job.wait(lambda: self.job.is_whole(since_step), _WHOLE_TIMEOUT_S)
+        if not is_whole:
+            left = sorted(self.job.living())
+            self.found.failures.append(f"only {', '.join(left)} train after {since_step}")
+        return is_whole
+
+    def _add_limits(self, first: int) -> None:
+        """Give each stop the limit that the run told of it."""
+        if self.case.deed != "stop":
+            return
+        told = self.job.limits_told()
+        for index in range(first, len(self.found.outcomes)):
+            outcome = self.found.outcomes[index]
+            limits = [
+                limit_s
+                for device_id, at_s, limit_s in told
+                if device_id in outcome.device_ids and at_s > outcome.at_s
+            ]
+            if limits:
+                self.found.outcomes[index] = replace(outcome, limit_s=limits[0])
+
+    def _tell(self, outcome: Outcome) -> None:
+        number = len(self.found.outcomes)
+        took = "FAILED" if outcome.seconds is None else f"{outcome.seconds:.3f} s"
+        what = " ".join(filter(None, (outcome.moment, *outcome.device_ids)))
+        self.say(f"{self.case.name} {number} of {self.num_events}: {took}  {what}")
+
+
+def _close(job: Job, found: CaseRuns) -> None:
+    ending, left = job.stop()
+    history = job.history
+    found.joins += [join_outcome(history, m) for m in joiners(history, job.began_at_s)]
+    found.num_steps += len(history.first_at_s)
+    found.num_diverged += history.num_diverged()
+    found.num_steps_lost += num_steps_lost(history)
+    if ending.outcome not in {"finished", "stopped"}:
+        found.failures.append(f"the run {ending.outcome}: {ending.message}")
+    found.failures += [f"left behind: {what}" for what in left]
+
+
+def _job_settings(case: Case, folder: Path) -> JobSettings:
+    return JobSettings(
+        folder=folder,
+        fleet_spec=case.fleet_spec,
+        device_count=len(case.core_fractions),
+        sample_s=case.sample_s,
+        saves=case.saves,
+    )
+
+
+def _end(process_id: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process_id, signal.SIGKILL)
