@@ -20,6 +20,16 @@ from geartrain.bench.comm.result import (
 )
 from geartrain.bench.comm.run import run_comm
 from geartrain.bench.comm.settings import CASES, CommOptions
+from geartrain.bench.elastic.result import (
+    NUM_TEXT_COLUMNS as ELASTIC_TEXT_COLUMNS,
+)
+from geartrain.bench.elastic.result import (
+    TABLE_HEAD as ELASTIC_TABLE_HEAD,
+)
+from geartrain.bench.elastic.result import (
+    table_rows as elastic_table_rows,
+)
+from geartrain.bench.elastic.run import ElasticOptions, run_elastic
 from geartrain.bench.gpu import run_gpu
 from geartrain.bench.macro import (
     DEFAULT_FLEET,
@@ -196,6 +206,64 @@ def comm(
         COMM_TABLE_HEAD, comm_table_rows(result.cases), num_text_columns=NUM_TEXT_COLUMNS
     )
     click.echo(f"{result.labels}, {result.wall_s:.0f} s in all; times are medians")
+    if output is not None:
+        write_document(output, result)
+        click.echo(f"raw result: {output}")
+    if as_json:
+        print_json(result.as_json())
+    if result.has_failures:
+        context.exit(1)
+
+
+@bench.command("elastic", cls=Verb)
+@click.option("--quick", is_flag=True, help="A few faults of each kind: within 90 s.")
+@click.option(
+    "--only",
+    metavar="CASES",
+    help="Some, parted by commas; overhead and torchft are the last two.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of victims and moments."
+)
+@click.option(
+    "--torchft-python",
+    type=click.Path(path_type=Path),
+    metavar="PYTHON",
+    help="A Python that has torchft; the one that runs by default.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where the raw result goes; nowhere unless given.",
+)
+@json_option
+@click.pass_context
+def elastic(
+    context: click.Context,
+    /,
+    *,
+    only: str | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,  # Any: the other fields of ElasticOptions
+) -> None:
+    """Time what faults, joins and commits cost real runs on emulated fleets.
+
+    Workers and the coordinator are killed and stopped dozens of times; each time counts
+    from the signal to the next committed step. Then geartrain and plain DDP in turn, and
+    torchft where it is installed. Takes up to 15 minutes.
+
+    Ends with 1 if states diverged, steps were lost or a run did not go on.
+    """
+    names = tuple(name.strip() for name in only.split(",")) if only else ()
+    result = run_elastic(ElasticOptions(only=names, **options), _show_progress)
+    print_table(
+        ELASTIC_TABLE_HEAD,
+        elastic_table_rows(result),
+        num_text_columns=ELASTIC_TEXT_COLUMNS,
+    )
+    click.echo(f"emulated, {result.wall_s:.0f} s in all, load {result.load_average:g}")
     if output is not None:
         write_document(output, result)
         click.echo(f"raw result: {output}")

@@ -56,72 +56,120 @@ class CaseRuns:
     num_steps: int = 0
     num_diverged: int = 0
     num_steps_lost: int = 0
+    num_transfers: int = 0
+    """States that were sent to members that had been there before."""
     failures: list[str] = field(default_factory=list)
     """What must not happen in any run: its end, steps made twice, things left behind."""
-    wall_s: float = 0.0
+    victims: set[str] = field(default_factory=set)
+    """Names of all processes that were hit."""
 
 
-def run_case(case: Case, num_events: int, folder: Path, seed: int, say: Say) -> CaseRuns:
-    """Make the events of a case.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How often a case is made to happen."""
+
+    case: Case
+    num_events: int
+
+
+def run_cases(asked: Sequence[Asked], folder: Path, seed: int, say: Say) -> list[CaseRuns]:
+    """Make the events of some cases, one case after the other in the same runs.
+
+    A further run is begun only where one has ended, or has too few devices left.
 
     Args:
-        case: Which one.
-        num_events: How many.
+        asked: What, on the fleet of the last one.
         folder: For what the runs write.
         seed: Of victims and moments.
         say: Told what goes on.
     """
-    found = CaseRuns(case=case.name)
-    began_s = time.monotonic()
-    deadline_s = began_s + case.budget_s
-    dice = random.Random(f"{seed}/{case.name}")  # noqa: S311 - repeatable, no secret
-    num_failed_starts = 0
-    while len(found.outcomes) < num_events and time.monotonic() < deadline_s:
-        where = folder / f"{case.name}-{found.num_runs}"
+    plan = _Plan(
+        asked=tuple(asked),
+        found=[CaseRuns(case=one.case.name) for one in asked],
+        dice=random.Random(f"{seed}/{asked[-1].case.name}"),  # noqa: S311 - no secret
+        deadline_s=time.monotonic() + sum(one.case.budget_s for one in asked),
+        say=say,
+    )
+    num_failed_starts = num_runs = 0
+    while plan.unfinished() and time.monotonic() < plan.deadline_s:
+        where = folder / f"{asked[-1].case.name}-{num_runs}"
         where.mkdir()
-        found.num_runs += 1
+        num_runs += 1
         try:
-            with Job(_job_settings(case, where)) as job:
+            with Job(_job_settings(asked[-1].case, where)) as job:
                 job.await_training()
-                _Series(case, job, dice, say, found, num_events, deadline_s).make()
-                _close(job, found)
+                _drive(plan, job)
         except DeviceError as error:
             num_failed_starts += 1
-            found.failures.append(str(error))
-            say(f"{case.name}: {error}")
+            for found in plan.unfinished().values():
+                found.failures.append(str(error))
+            say(str(error))
             if num_failed_starts == _MOST_FAILED_STARTS:
                 break
-    found.wall_s = time.monotonic() - began_s
-    return found
+    return plan.found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Plan:
+    asked: tuple[Asked, ...]
+    found: list[CaseRuns]
+    dice: random.Random
+    deadline_s: float
+    say: Say
+
+    def unfinished(self) -> dict[Asked, CaseRuns]:
+        """Cases that have too few events yet."""
+        return {
+            one: found
+            for one, found in zip(self.asked, self.found, strict=True)
+            if len(found.outcomes) < one.num_events
+        }
+
+
+def _drive(plan: _Plan, job: Job) -> None:
+    """Make as many events in one run as it takes."""
+    taking_part = []
+    for one, found in plan.unfinished().items():
+        taking_part.append(found)
+        found.num_runs += 1
+        series = _Series(one, job, plan, found)
+        series.make()
+        if not series.can_go_on:
+            break
+    _close(job, taking_part)
 
 
 @dataclass(slots=True)
 class _Series:
     """The events of one run, until it has too few devices left for another one."""
 
-    case: Case
+    asked: Asked
     job: Job
-    dice: random.Random
-    say: Say
+    plan: _Plan
     found: CaseRuns
-    num_events: int
-    deadline_s: float
+    can_go_on: bool = True
+    """Whether all devices take part again, so that another fault can come."""
+
+    @property
+    def case(self) -> Case:
+        return self.asked.case
+
+    @property
+    def dice(self) -> random.Random:
+        return self.plan.dice
 
     def make(self) -> None:
         first = len(self.found.outcomes)
-        while len(self.found.outcomes) < self.num_events:
-            is_first = len(self.found.outcomes) == first
-            if not is_first and (time.monotonic() > self.deadline_s or not self._settle()):
+        while self.can_go_on and len(self.found.outcomes) < self.asked.num_events:
+            if time.monotonic() > self.plan.deadline_s:
                 break
             outcome = self._event()
             if outcome is None:
+                self.can_go_on = False
                 break
             self.found.outcomes.append(outcome)
             self._tell(outcome)
-            if outcome.seconds is None:
-                break
-        if can_rejoin() and not self.job.has_ended:
-            self._settle()  # the last ones that were hit come back, too
+            self.can_go_on = outcome.seconds is not None and self._settle()
         self._add_limits(first)
 
     def _event(self) -> Outcome | None:
@@ -153,6 +201,7 @@ class _Series:
         self, members: Sequence[Member], number: signal.Signals, moment: str = ""
     ) -> Fault:
         at_s = self.job.hit(members, number)
+        self.found.victims.update(member.name for member in members)
         return Fault(
             case=self.case.name,
             at_s=at_s,
@@ -242,7 +291,7 @@ class _Series:
         """Wait until all devices take part again; False where they do not."""
         since_step = self.job.history.last_step + _CALM_STEPS
         if self.case.deed != "coordinator" and not can_rejoin():
-            return False
+            return False  # it is needless to wait for what does not come
         is_whole = self.job.wait(lambda: self.job.is_whole(since_step), _WHOLE_TIMEOUT_S)
         if not is_whole:
             left = sorted(self.job.living())
@@ -268,19 +317,26 @@ class _Series:
         number = len(self.found.outcomes)
         took = "FAILED" if outcome.seconds is None else f"{outcome.seconds:.3f} s"
         what = " ".join(filter(None, (outcome.moment, *outcome.device_ids)))
-        self.say(f"{self.case.name} {number} of {self.num_events}: {took}  {what}")
+        self.plan.say(
+            f"{self.case.name} {number} of {self.asked.num_events}: {took}  {what}"
+        )
 
 
-def _close(job: Job, found: CaseRuns) -> None:
+def _close(job: Job, taking_part: Sequence[CaseRuns]) -> None:
+    """End a run; what concerns all of it is told of each case that it was used for."""
     ending, left = job.stop()
     history = job.history
-    found.joins += [join_outcome(history, m) for m in joiners(history, job.began_at_s)]
-    found.num_steps += len(history.first_at_s)
-    found.num_diverged += history.num_diverged()
-    found.num_steps_lost += num_steps_lost(history)
+    hit = {name for found in taking_part for name in found.victims}
+    came = [m for m in joiners(history, job.began_at_s) if m.name not in hit]
+    failures = [f"left behind: {what}" for what in left]
     if ending.outcome not in {"finished", "stopped"}:
-        found.failures.append(f"the run {ending.outcome}: {ending.message}")
-    found.failures += [f"left behind: {what}" for what in left]
+        failures.append(f"the run {ending.outcome}: {ending.message}")
+    for found in taking_part:
+        found.joins += [join_outcome(history, member) for member in came]
+        found.num_steps += len(history.first_at_s)
+        found.num_diverged += history.num_diverged()
+        found.num_steps_lost += num_steps_lost(history)
+        found.failures += failures
 
 
 def _job_settings(case: Case, folder: Path) -> JobSettings:
