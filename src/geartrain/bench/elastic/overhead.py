@@ -136,7 +136,7 @@ class _Round:
 
     @property
     def ratio(self) -> float:
-        """geartrain's time over DDP's."""
+        """Geartrain's time over DDP's."""
         return self.ours_s / self.ddp_s
 
     @property
