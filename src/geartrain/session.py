@@ -202,8 +202,10 @@ class Session(SessionFacts):
             self.spec,
             make_members=make_members,
             positions=self._positions,
+            move_to=self._move_to,
         )
-        self._saved_positions = resume(self._trainer)
+        if not self._place.groups.joins:  # else a member gives it the state
+            self._saved_positions = resume(self._trainer)
         self._trainer.begin()
         return self._trainer.model, optimizer
 
@@ -404,6 +406,11 @@ class Session(SessionFacts):
         self._place.groups.leave()
 
     # -- internals ----------------------------------------------------------------
+
+    def _move_to(self, positions: list[dict[str, int | bool]]) -> None:
+        self._saved_positions = positions
+        for loader, position in zip(self._loaders, positions, strict=False):
+            loader.move_to(position)
 
     def _positions(self) -> list[dict[str, int | bool]]:
         return [loader.state_dict() for loader in self._loaders]

@@ -110,6 +110,11 @@ class ExchangeHub:
         if not self._codecs:  # else they are those of the hub before
             self._codecs = self._agree_codecs()
 
+    @property
+    def codecs(self) -> tuple[CodecProfile, ...]:
+        """What codecs cost on the slowest rank; empty where none is in question."""
+        return self._codecs
+
     def request(self, members: Sequence[int]) -> ExchangeRequest:
         """What the planner is asked for these ranks."""
         ranks = [self.network.ranks[rank] for rank in members]

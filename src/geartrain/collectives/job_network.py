@@ -20,6 +20,7 @@ from geartrain.topology.local import local_topology
 from geartrain.topology.probe import probe_topology
 from geartrain.topology.profile import LinkProfile, Tier, Topology
 from geartrain.topology.reprobe import reprobe
+from geartrain.topology.with_host import with_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,15 +101,7 @@ def find_network(  # noqa: PLR0913 - who asks, and what is known already
         ConfigError: If the links given are not of these hosts.
     """
     choice = _own_address(peers, address)
-    own = RankFacts(
-        host_id=read_host_identity().host_id,
-        address=choice.address,
-        interface=choice.interface,
-        device_kind=device.kind,
-        collective_backends=device.collective_backends,
-        core_fraction=device.core_fraction,
-        fleet_path=fleet_path,
-    )
+    own = _describe(device, choice, fleet_path)
     ranks = tuple(rendezvous.gather("place", own, RankFacts))
     if len({facts.host_id for facts in ranks}) == 1:
         names = rendezvous.member_ids
@@ -124,6 +117,55 @@ def find_network(  # noqa: PLR0913 - who asks, and what is known already
         topology=topology or _measure(rendezvous, ranks, choice, probe_topology),
         ranks=ranks,
     )
+
+
+def describe_place(
+    device: DeviceProfile,
+    *,
+    peers: Sequence[str] = (),
+    address: str | None = None,
+    fleet_path: str = "",
+) -> RankFacts:
+    """Where this process is.
+
+    Args:
+        device: Its device.
+        peers: Names or addresses that it talks to, to choose its own address.
+        address: Its own, where it is known.
+        fleet_path: A fleet file that may hold the links.
+
+    Raises:
+        ConfigError: If the address is none of this host's.
+    """
+    return _describe(device, _own_address(peers, address), fleet_path)
+
+
+def with_ranks(
+    network: JobNetwork, added: Sequence[RankFacts], names: Sequence[str]
+) -> JobNetwork:
+    """The network with more ranks at its end.
+
+    Links of hosts that were not in it count as like the slowest known until an exchange
+    shows more: the others train, and nothing is measured meanwhile.
+
+    Args:
+        network: As it was found.
+        added: Where the new ranks are.
+        names: Of all devices, in rank order.
+    """
+    ranks = (*network.ranks, *added)
+    known = set(network.placement)
+    if len({facts.host_id for facts in ranks}) == 1:
+        return JobNetwork(topology=local_topology(tuple(names)), ranks=ranks)
+    if {facts.host_id for facts in ranks} == known:
+        return JobNetwork(topology=network.topology, ranks=ranks)
+    if network.is_one_host:
+        return JobNetwork(topology=equal_links(ranks), ranks=ranks)
+    topology = network.topology
+    for host_id in dict.fromkeys(facts.host_id for facts in added):
+        if host_id not in known:
+            topology = with_host(topology, host_id)
+    return JobNetwork(topology=topology, ranks=ranks)
 
 
 def equal_links(ranks: Sequence[RankFacts]) -> Topology:
@@ -179,6 +221,18 @@ def probe_again(
 
     topology = _measure(rendezvous, network.ranks, choice, lead)
     return JobNetwork(topology=topology, ranks=network.ranks)
+
+
+def _describe(device: DeviceProfile, choice: InterfaceChoice, fleet_path: str) -> RankFacts:
+    return RankFacts(
+        host_id=read_host_identity().host_id,
+        address=choice.address,
+        interface=choice.interface,
+        device_kind=device.kind,
+        collective_backends=device.collective_backends,
+        core_fraction=device.core_fraction,
+        fleet_path=fleet_path,
+    )
 
 
 def _own_address(peers: Sequence[str], address: str | None) -> InterfaceChoice:

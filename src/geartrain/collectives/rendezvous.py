@@ -74,24 +74,30 @@ class Rendezvous:
             for r in range(self.world_size)
         ]
 
-    def broadcast(self, topic: str, document: T, kind: type[T]) -> T:
-        """Hand rank 0's document to all; what the others pass is not looked at.
+    def broadcast(self, topic: str, document: T, kind: type[T], source: int = 0) -> T:
+        """Hand one rank's document to all; what the others pass is not looked at.
 
         All ranks must call it in the same order.
 
+        Args:
+            topic: Names it in an error.
+            document: The source's.
+            kind: Of the document.
+            source: Whose it is.
+
         Raises:
-            CommunicationError: If rank 0 does not answer in time.
+            CommunicationError: If the source does not answer in time.
         """
         if self.store is None:
             return document
         self._round += 1
         key = f"broadcast/{self._round}/{topic}"
-        if self.rank == 0:
+        if self.rank == source:
             self.store.set(key, encode_document(document).decode())
             return document
         deadline_at_s = time.monotonic() + self.timeout_s
-        found = self._get(key, 0, topic, deadline_at_s, self.timeout_s)
-        return decode_document(found, kind, "rank 0")
+        found = self._get(key, source, topic, deadline_at_s, self.timeout_s)
+        return decode_document(found, kind, self.member_ids[source])
 
     def find_missing(self, topic: str) -> list[str]:
         """After a failed exchange: who does not say that it failed for them too."""

@@ -44,6 +44,10 @@ class LoaderConfig:
             raise ConfigError(msg)
 
 
+class EpochOver(Exception):  # noqa: N818 - no error
+    """Raised by an assignment: the loop ends, since the position is in another epoch."""
+
+
 class ShareLoader:
     """Iterates over global batches and yields this rank's share of each.
 
@@ -138,7 +142,11 @@ class ShareLoader:
         with closing(Prefetcher[Batch]()) as prefetcher:
             while self._step < self._order.num_steps:
                 entered_s = time.perf_counter()
-                view = self._assignment()
+                try:
+                    view = self._assignment()
+                except EpochOver:
+                    return
+                self._continues = False  # the assignment may have moved the position
                 current = self._locate(self._order, self._epoch, self._step, view)
                 batch = self._fetch_step(prefetcher, self._order, current, view)
                 self._current = current
@@ -205,6 +213,30 @@ class ShareLoader:
         self.last_batch = move_batch(batch, self._device)
         return self.last_batch
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch, and batches handed out in it."""
+        return self._epoch, self._step
+
+    def move_to(self, state: Mapping[str, int | bool]) -> None:
+        """Go on elsewhere, also in the middle of a loop that waits for its shares.
+
+        Args:
+            state: As ``state_dict`` made it.
+
+        Raises:
+            ConfigError: If the state belongs to another order of samples.
+        """
+        self._check_identity(state)
+        self._epoch, self._step = int(state["epoch"]), int(state["step_in_epoch"])
+        self._continues = True
+
+    def state_before(self) -> dict[str, int | bool]:
+        """As ``state_dict``, from before the current batch was handed out."""
+        current = self.current
+        position = {"epoch": current.epoch, "step_in_epoch": current.step_in_epoch}
+        return {**position, **self._identity()}
+
     def hand_back(self) -> None:
         """Let the position that is saved be before the current global batch."""
         self._epoch, self._step = self.current.epoch, self.current.step_in_epoch
@@ -236,6 +268,11 @@ class ShareLoader:
         Raises:
             ConfigError: If the state belongs to another order of samples.
         """
+        self.move_to(state)
+        self._num_loops += 1  # a loop that is still open must not go on
+        self._current = None
+
+    def _check_identity(self, state: Mapping[str, int | bool]) -> None:
         for name, own in self._identity().items():
             if state.get(name) != own:
                 msg = (
@@ -243,10 +280,6 @@ class ShareLoader:
                     f"{name}={own}; set up the loader as it was, or don't load its position"
                 )
                 raise ConfigError(msg)
-        self._epoch, self._step = int(state["epoch"]), int(state["step_in_epoch"])
-        self._continues = True
-        self._num_loops += 1  # a loop that is still open must not go on
-        self._current = None
 
     def _identity(self) -> dict[str, int | bool]:
         return {

@@ -18,6 +18,7 @@ from geartrain.elastic.link import Callbacks, Identity, MemberLink, Phase
 from geartrain.elastic.messages import (
     Healed,
     Holds,
+    LostMember,
     MemberMessage,
     NewEpoch,
     NotRestored,
@@ -26,7 +27,7 @@ from geartrain.elastic.messages import (
     Vote,
     Welcome,
 )
-from geartrain.elastic.outcome import Committed, Interrupted
+from geartrain.elastic.outcome import Committed, Interrupted, MembershipEnded
 from geartrain.elastic.view import HeldState, Voted
 from geartrain.errors import CommunicationError
 
@@ -89,6 +90,11 @@ class Client:
     def drain_reason(self) -> str | None:
         """Why this process will be left out of the next epoch; None if it will not."""
         return self._link.view.drain_reason
+
+    def lost(self) -> dict[str, LostMember]:
+        """All that were lost or have left since this process joined, by incarnation."""
+        with self._link.changed:
+            return dict(self._link.view.lost)
 
     @property
     def is_connected(self) -> bool:
@@ -192,6 +198,25 @@ class Client:
             CommunicationError: After the deadline.
         """
         return self._await_epoch(after, limit_s, is_main_loop=False)
+
+    def peek_epoch(self, after: int) -> NewEpoch | None:
+        """An epoch beyond ``after`` that is in force, without waiting or taking it up.
+
+        Raises:
+            MembershipEnded: If this process takes part no more.
+        """
+        link = self._link
+        with link.changed:
+            found = link.view.epoch_in_force(after)
+            if found is None and link.view.ending is not None:
+                raise MembershipEnded(link.view.ending)
+            return found
+
+    def wait_for_news(self, limit_s: float) -> None:
+        """Wait until the coordinator says something, whatever it is."""
+        self.progress()
+        with self._link.changed:
+            self._link.changed.wait(limit_s)
 
     def wait_commit(self, epoch: int, step: int, limit_s: float) -> Committed | Interrupted:
         """Wait for the others' votes for the step that this process voted for.

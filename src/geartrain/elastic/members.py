@@ -1,49 +1,44 @@
 """The members of a job as the run's coordinator knows them, for the training.
 
-Three threads meet here: the training's own, the control thread of the client, which hears
-of an epoch's end and cuts its exchange at once, and one that builds the exchange of the
-next epoch while the training may still be in a long computation.
+Threads meet here: the training's own; the control thread of the client, which hears of an
+epoch's end and cuts its exchange at once; the one that builds the next exchange; and those
+that hand the state to processes that join.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import PrefixStore
-
-from geartrain.collectives.faults.bounded import within
 from geartrain.elastic.client import Client
-from geartrain.elastic.lineage import first_lineage
+from geartrain.elastic.coordinator_committer import CoordinatorCommitter, known_lineage
+from geartrain.elastic.epoch_builder import EpochBuilder, check_built
 from geartrain.elastic.link import Callbacks
-from geartrain.elastic.outcome import Interrupted, MembershipEnded
+from geartrain.elastic.outcome import MembershipEnded
+from geartrain.elastic.state_receiver import StateReceiver
 from geartrain.elastic.view import HeldState
-from geartrain.errors import CommunicationError, GeartrainError
+from geartrain.errors import CommunicationError
 from geartrain.parallel.commit import StepName
-from geartrain.parallel.membership import Gathering, OnGathered
+from geartrain.parallel.membership import Gathering, OnGone
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from geartrain.collectives.exchange_hub import ExchangeHub
-    from geartrain.collectives.faults.fault import Fault
-    from geartrain.elastic.messages import LostMember, NewEpoch
-
-logger = logging.getLogger(__name__)
+    from geartrain.elastic.greeting import Credentials
+    from geartrain.elastic.messages import Heal, NewEpoch, Transfer
+    from geartrain.elastic.state_giver import StateGiver
 
 _NOTICE_S = 2.0
 """An exchange that failed by a fault has been reported before, or is within moments."""
 _SETTLE_S = 120.0
 """For a new epoch to come, as long as the coordinator is there or may come back."""
 _LOOK_S = 0.05
-_STORE_S = 20.0
-_LONGEST_EPOCH_WAIT_S = 3600.0
 
+Tree = Mapping[str, Any]  # Any: what checkpoint.tree keeps
 MakeClient = Callable[[Callbacks], Client]
 
 
@@ -52,8 +47,12 @@ class OwnPlace:
     """This process among the members."""
 
     rank: int
+    member_id: str
     timeout_s: float
     """Outer limit of waits for the others."""
+    fleet_path: Path
+    credentials: Credentials
+    """Of the run, for whom the state is asked of."""
 
 
 class Members:
@@ -63,31 +62,35 @@ class Members:
         store: Shared by all ranks, under a prefix of the session; it is cloned.
         place: This process.
         hub: Of all ranks; its faults are told to the coordinator from now on.
+        giver: Hands out this rank's state.
         make_client: Of the coordinator, with these callbacks; it is not started yet.
     """
 
     def __init__(
-        self, store: Store, place: OwnPlace, hub: ExchangeHub, make_client: MakeClient
+        self,
+        store: Store,
+        place: OwnPlace,
+        hub: ExchangeHub,
+        giver: StateGiver,
+        make_client: MakeClient,
     ) -> None:
         self.is_left_out = False
-        self._store = store
         self._place = place
-        self._names = hub.place.device_ids
-        self._hub = hub  # that opens the exchange in force
-        self._client = make_client(Callbacks(on_interruption=self._interrupted))
-        self._changed = threading.Condition()
-        self._on_gathered: OnGathered | None = None
-        self._on_interrupted: Callable[[], None] | None = None
-        self._settled = 0  # epoch that the training goes on with
+        self._giver = giver
+        self._client = make_client(
+            Callbacks(on_interruption=self._interrupted, on_heal=self._told_to_heal)
+        )
+        self._builder = EpochBuilder(store, self._client, hub, place.fleet_path)
+        self._on_idle: Callable[[], None] = lambda: None
         self._has_begun = False
-        self._built: Gathering | None = None
-        self._untold: Gathering | None = None
-        self._fault: tuple[int, str] | None = None  # the latest, by epoch
-        self._failure: str | None = None
-        self._is_parting = self._is_closed = False
-        hub.on_fault = partial(self._faulted, 0)
+        self._settled = 0  # epoch that the training goes on with
+        self._incarnations: Mapping[int, str] = {}  # of its members, by rank
+        self._num_told = 0  # of those that are gone
+        self._givers: tuple[str, ...] = ()  # addresses, the latest last
+        self._receiver: StateReceiver | None = None
+        self._is_asked_again = False
 
-    # -- the training's thread ----------------------------------------------------------
+    # -- taking part --------------------------------------------------------------------
 
     def committer(self) -> CoordinatorCommitter:
         """The coordinator decides."""
@@ -102,25 +105,24 @@ class Members:
         self._client.enter("away")
         self._client.start(HeldState(step=name.step, lineage=known_lineage(name)))
         epoch = self._client.next_epoch(0, self._place.timeout_s)
-        is_whole = {m.member_id for m in epoch.members} == set(self._names)
-        if is_whole:  # else somebody was lost already, and the exchange is another
-            self._hub.on_fault = partial(self._faulted, epoch.epoch)
+        names = list(self._builder.names)
+        if {member.member_id for member in epoch.members} == set(names):
             self._settled = epoch.epoch
-            self._client.ready(epoch.epoch)
+            self._incarnations = {
+                names.index(member.member_id): member.incarnation
+                for member in epoch.members
+            }
+            self.ready()
+        # Else somebody was lost already, and another exchange is to be built.
         self._has_begun = True
-        threading.Thread(
-            target=self._build_epochs, args=(self._settled,), name="members", daemon=True
-        ).start()
+        self._builder.start(self._settled)
 
     def interruption(self) -> str | None:
         """Why nothing more will come of the epoch in force; None while all is well."""
         if not self._has_begun:
             return None
         reason = self._client.interruption(self._settled)
-        if reason is not None:
-            return reason
-        fault = self._fault
-        return fault[1] if fault is not None and fault[0] == self._settled else None
+        return reason if reason is not None else self._builder.fault(self._settled)
 
     def check(self) -> None:
         """Look whether the epoch in force has ended, without waiting.
@@ -133,15 +135,20 @@ class Members:
         if reason is not None:
             raise CommunicationError(reason)
 
-    def follow(self, on_gathered: OnGathered, on_interrupted: Callable[[], None]) -> None:
+    def follow(
+        self,
+        on_gone: OnGone,
+        on_interrupted: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> None:
         """Have functions called from threads; what came before is told at once."""
-        with self._changed:
-            self._on_gathered, self._on_interrupted = on_gathered, on_interrupted
-            untold, self._untold = self._untold, None
+        self._on_idle = on_idle
+        self._builder.on_gone, self._builder.on_interrupted = on_gone, on_interrupted
         if self.interruption() is not None:
             on_interrupted()
-        if untold is not None:
-            on_gathered(untold)
+        gone = self._builder.gone()
+        if gone:
+            on_gone(gone)
 
     def gathered(self) -> Gathering | None:
         """Wait for the next epoch, and the exchange of it that stands.
@@ -155,18 +162,18 @@ class Members:
         after = self._settled
         try:
             while True:
-                left_s = max(deadline_s - time.monotonic(), 0.0)
-                epoch = self._client.next_epoch(after, left_s)
+                epoch = self._next_epoch(after, deadline_s)
                 gathering = self._await_built(epoch)
                 if gathering is not None:
-                    self._settled = gathering.generation
-                    self._client.enter("away")  # until the next step begins
-                    self._client.ready(gathering.generation)
-                    return gathering
+                    return self._settle(gathering)
                 after = epoch.epoch
         except MembershipEnded as ended:
             self.is_left_out = True
             raise CommunicationError(self._describe(ended)) from ended
+
+    def ready(self) -> None:
+        """The exchange of the epoch in force stands, and this rank holds its state."""
+        self._client.ready(self._settled)
 
     def may_apply(self, name: StepName) -> bool:
         """Whether the coordinator has committed this step."""
@@ -188,19 +195,130 @@ class Members:
 
     def part(self) -> None:
         """All have made their last step: who ends now breaks nothing."""
-        self._is_parting = True
+        self._builder.is_quiet = True
+
+    def leave(self, reason: str) -> None:
+        """Ask to be left out of the epoch after the step that runs."""
+        self._client.leave(reason)
+
+    @property
+    def leave_reason(self) -> str | None:
+        """Why this rank is to leave, where an operator or its own ``leave`` says so."""
+        return self._client.drain_reason
 
     def close(self, *, in_order: bool) -> None:
         """Leave the others."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._builder.close()
         if in_order:
             self._client.leave("its script has ended")
         self._client.close()
+        self._giver.close()
+        if self._receiver is not None:
+            self._receiver.close()
+
+    # -- giving the state ---------------------------------------------------------------
+
+    def wants_state(self) -> bool:
+        """Whether somebody waits for this rank's state."""
+        return self._giver.has_waiting
+
+    def give(self, state: Tree) -> None:
+        """Give it to them."""
+        self._giver.give(state)
+
+    def has_followers(self) -> bool:
+        """Whether steps are to be passed on."""
+        return self._giver.has_followers
+
+    def pass_on(self, step: Tree) -> None:
+        """Pass a step on."""
+        self._giver.pass_on(step)
+
+    def drop_followers(self) -> None:
+        """The state here changed by something else than a step."""
+        self._giver.drop_followers()
+
+    # -- joining ------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Ask to take part, without a state so far."""
+        self._client.enter("away")
+        self._client.start(HeldState(ranges=()))
+        self._has_begun = True
+        self._builder.start(0)
+
+    def receive_state(self, limit_s: float) -> Tree:
+        """Wait for the state of a giver.
+
+        Raises:
+            CommunicationError: If nobody gives it in time.
+        """
+        if self._is_asked_again:
+            self._is_asked_again, self._receiver = False, None
+        deadline_s = time.monotonic() + limit_s
+        trouble = "the coordinator has named nobody to give it"
+        while time.monotonic() < deadline_s:
+            self._client.progress()
+            try:
+                if self._receiver is None:
+                    self._receiver = self._ask_giver()
+                state = self._receiver.state(_LOOK_S) if self._receiver else None
+            except CommunicationError as error:
+                trouble, self._receiver, self._givers = str(error), None, ()
+                continue
+            if state is not None:
+                return state
+        msg = (
+            f"{self._place.member_id} got no state within {limit_s:g} s: {trouble}; "
+            "look at the other workers' logs"
+        )
+        raise CommunicationError(msg)
+
+    def must_receive(self) -> bool:
+        """Whether this rank is to get a newer state."""
+        return self._is_asked_again
+
+    def passed_on(self) -> Sequence[Tree]:
+        """Steps that have come since the last call, in order."""
+        self._client.progress()
+        return self._receiver.take_steps() if self._receiver is not None else ()
+
+    def offer(self, name: StepName) -> None:
+        """This rank holds that state, and can take part after the next step."""
+        self._client.healed(name.step, known_lineage(name))
+
+    def poll_gathering(self) -> Gathering | None:
+        """The first gathering with this rank, once it is there.
+
+        Raises:
+            CommunicationError: If this rank will not be let in.
+        """
+        try:
+            if self._client.peek_epoch(self._settled) is None:
+                self._client.wait_for_news(_LOOK_S)
+                return None
+        except MembershipEnded as ended:
+            self.is_left_out = True
+            raise CommunicationError(self._describe(ended)) from ended
+        return self.gathered()
+
+    # -- inside -------------------------------------------------------------------------
 
     def _epoch(self) -> int:
         return self._settled
+
+    def _settle(self, gathering: Gathering) -> Gathering:
+        """Say what is new in it for the training, which goes on with it."""
+        before, now = self._incarnations, gathering.incarnations
+        gone = self._builder.gone()
+        news, self._num_told = gone[self._num_told :], len(gone)
+        self._settled, self._incarnations = gathering.generation, now
+        self._client.enter("away")  # until the next step begins
+        return replace(
+            gathering,
+            gone=tuple(one for one in news if one.incarnation in before.values()),
+            joined=frozenset(r for r, name in now.items() if before.get(r) != name),
+        )
 
     def _is_interrupted_within(self, limit_s: float) -> bool:
         deadline_s = time.monotonic() + limit_s
@@ -209,197 +327,76 @@ class Members:
             if left_s <= 0:
                 return False
             self._client.progress()
-            with self._changed:
-                self._changed.wait(min(left_s, _LOOK_S))
+            with self._builder.changed:
+                self._builder.changed.wait(min(left_s, _LOOK_S))
         return True
+
+    def _next_epoch(self, after: int, deadline_s: float) -> NewEpoch:
+        """Wait for it, and look now and then whether somebody wants the state.
+
+        Raises:
+            CommunicationError: After the deadline; MembershipEnded where this rank takes
+                part no more.
+        """
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return self._client.next_epoch(after, min(max(left_s, 0.0), _LOOK_S))
+            except MembershipEnded:
+                raise
+            except CommunicationError:
+                if left_s <= 0:
+                    raise
+            self._on_idle()
 
     def _await_built(self, epoch: NewEpoch) -> Gathering | None:
         """Wait for the epoch's exchange; None where it came to nothing."""
+        builder = self._builder
         while True:
             self._client.progress()
-            if self._failure is not None:
-                raise CommunicationError(self._failure)
-            with self._changed:
-                built = self._built
+            check_built(builder)
+            with builder.changed:
+                built = builder.built
                 if built is not None and built.generation == epoch.epoch:
-                    if self._client.interruption(epoch.epoch) is None:
-                        return built
+                    is_in_force = self._client.interruption(epoch.epoch) is None
+                    return built if is_in_force else None
+                if builder.is_over(epoch.epoch):
                     return None
-                if self._is_over(epoch.epoch):
-                    return None
-                self._changed.wait(_LOOK_S)
+                builder.changed.wait(_LOOK_S)
 
-    def _is_over(self, epoch: int) -> bool:
-        """Whether an epoch whose exchange is not there will have none."""
-        fault = self._fault
-        is_broken = fault is not None and fault[0] >= epoch
-        return is_broken or self._client.interruption(epoch) is not None
+    def _ask_giver(self) -> StateReceiver | None:
+        """Turn to whom the coordinator has named last."""
+        epoch = self._client.peek_epoch(self._settled)
+        if not self._givers and epoch is not None:
+            self._givers = self._addresses(epoch.transfers)
+        if not self._givers:
+            self._client.wait_for_news(_LOOK_S)
+            return None
+        return StateReceiver(self._givers[-1], self._place.credentials)
+
+    def _addresses(self, transfers: Sequence[Transfer]) -> tuple[str, ...]:
+        own = self._place.member_id
+        return tuple(t.giver_address for t in transfers if t.receiver == own)
 
     def _describe(self, ended: MembershipEnded) -> str:
         ending = ended.ending
-        own = self._names[self._place.rank]
         if ending.kind == "dismissed":
             return (
-                f"the others go on without {own} ({ending.reason}); what it computed "
-                "since was not applied"
+                f"the others go on without {self._place.member_id} ({ending.reason}); "
+                "what it computed since was not applied"
             )
         return (
             f"the run can't go on ({ending.kind}): {ending.reason}; start again with "
             "--resume, which loads the last save"
         )
 
-    # -- the other threads --------------------------------------------------------------
+    # -- the control thread -------------------------------------------------------------
 
     def _interrupted(self, reason: str) -> None:
-        """The epoch in force is over: cut its exchange. Called by the control thread."""
-        if not self._is_parting:
-            self._hub.abort(reason)
-            if self._on_interrupted is not None:
-                self._on_interrupted()
-        with self._changed:
-            self._changed.notify_all()
+        self._builder.interrupted(reason)
 
-    def _faulted(self, epoch: int, fault: Fault) -> None:
-        """An exchange broke here, before the coordinator knew of it."""
-        if self._is_closed or self._client.interruption(epoch) is not None:
-            return
-        reason = fault.detail.partition(" ended it: ")[2] or fault.detail
-        with self._changed:
-            if self._fault is not None and self._fault[0] >= epoch:
-                return
-            self._fault = (epoch, reason)
-            self._changed.notify_all()
-        self._client.suspect(epoch, [self._names[r] for r in fault.suspects], reason)
-        if self._on_interrupted is not None:
-            self._on_interrupted()
-
-    def _build_epochs(self, after: int) -> None:
-        try:
-            while not self._is_closed:
-                try:
-                    epoch = self._client.find_epoch(after, _LONGEST_EPOCH_WAIT_S)
-                except MembershipEnded:
-                    return  # the training hears of it when it asks
-                self._build(epoch)
-                after = epoch.epoch
-        except Exception as error:
-            if self._is_closed:
-                return
-            logger.exception("no epochs are built any more")
-            with self._changed:
-                self._failure = f"no exchange can be built any more: {error}"
-                self._changed.notify_all()
-
-    def _build(self, epoch: NewEpoch) -> None:
-        received_at_s = time.time()
-        self._hub.abort(epoch.reason)  # whatever of an older one still stands
-        ranks = self._ranks_of(epoch)
-        try:
-            hub = self._hub.successor(
-                _clone(self._store, f"epoch/{epoch.epoch}"),
-                partial(self._faulted, epoch.epoch),
-                partial(self._client.interruption, epoch.epoch),
-            )
-            self._hub = hub
-            limit_s = max(epoch.build_s, 1.0)
-            collective = hub.open(ranks, "gradients", limit_s) if ranks[1:] else None
-        except (GeartrainError, RuntimeError, ConnectionError) as error:
-            self._give_up(epoch.epoch, str(error))
-            return
-        gathering = self._describe_epoch(epoch, ranks, received_at_s, hub, collective)
-        with self._changed:
-            on_gathered = self._on_gathered
-            if on_gathered is None:
-                self._untold = gathering
-        if on_gathered is not None:
-            on_gathered(gathering)
-        with self._changed:
-            self._built = gathering
-            self._changed.notify_all()
-
-    def _give_up(self, epoch: int, reason: str) -> None:
-        self._hub.abort(reason)
-        with self._changed:
-            is_new = self._fault is None or self._fault[0] < epoch
-            if is_new:
-                self._fault = (epoch, reason)
-            self._changed.notify_all()
-        # Else the fault was told already, or the coordinator knows more than this rank.
-        if is_new and self._client.interruption(epoch) is None:
-            self._client.suspect(epoch, (), reason)
-
-    def _ranks_of(self, epoch: NewEpoch) -> tuple[int, ...]:
-        return tuple(sorted(self._names.index(m.member_id) for m in epoch.members))
-
-    def _describe_epoch(
-        self,
-        epoch: NewEpoch,
-        ranks: tuple[int, ...],
-        received_at_s: float,
-        hub: ExchangeHub,
-        collective: object,
-    ) -> Gathering:
-        lost = {self._names.index(one.member_id): one for one in epoch.lost}
-        failures = [one for one in lost.values() if one.is_failure]
-        first = max(failures, key=lambda one: one.noticed_ago_s, default=None)
-        return Gathering(
-            generation=epoch.epoch,
-            ranks=ranks,
-            hub=hub,
-            collective=collective,  # type: ignore[arg-type]  # as opened
-            reason=epoch.reason,
-            suspects=tuple(rank for rank, one in lost.items() if one.is_failure),
-            reasons={rank: one.reason for rank, one in lost.items()},
-            left=frozenset(rank for rank, one in lost.items() if not one.is_failure),
-            joined=frozenset(self._names.index(name) for name in epoch.joined),
-            noticed_at_s=received_at_s - _ago_s(first),
-            silent_s=first.silent_s if first is not None else 0.0,
-        )
-
-
-class CoordinatorCommitter:
-    """Votes at the coordinator, and waits for its commits.
-
-    Args:
-        client: Of this process.
-        epoch: The one in force.
-        timeout_s: Outer limit of a wait, within which the coordinator may come back.
-    """
-
-    def __init__(self, client: Client, epoch: Callable[[], int], timeout_s: float) -> None:
-        self._client = client
-        self._epoch = epoch
-        self._timeout_s = timeout_s
-
-    def exchanging(self) -> None:
-        """Standing still is no fault of this rank now."""
-        self._client.enter("waiting")
-
-    def vote(self, name: StepName) -> None:
-        """Tell that this rank could apply the step."""
-        self._client.vote(self._epoch(), name.step, name.lineage)
-
-    def wait(self, name: StepName) -> None:
-        """Wait for the commit.
-
-        Raises:
-            CommunicationError: If the step is not to be applied here now.
-        """
-        outcome = self._client.wait_commit(self._epoch(), name.step, self._timeout_s)
-        if isinstance(outcome, Interrupted):
-            raise CommunicationError(outcome.reason)
-
-
-def known_lineage(name: StepName) -> str:
-    """The lineage by which the coordinator knows a state, also before the first step."""
-    return name.lineage or first_lineage("geartrain", name.step)
-
-
-def _ago_s(lost: LostMember | None) -> float:
-    return lost.noticed_ago_s if lost is not None else 0.0
-
-
-def _clone(store: Store, prefix: str) -> Store:
-    """A client of its own for a thread; a connection may take a while."""
-    clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]  # no stub
-    return PrefixStore(prefix, within(_STORE_S, clone, "the store"))
+    def _told_to_heal(self, heal: Heal) -> None:
+        addresses = self._addresses(heal.transfers)
+        if addresses:
+            self._givers = addresses
+            self._is_asked_again = self._receiver is not None

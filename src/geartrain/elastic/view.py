@@ -17,6 +17,7 @@ from geartrain.elastic.messages import (
     Halt,
     Heal,
     Hold,
+    LostMember,
     NewEpoch,
     Welcome,
 )
@@ -76,6 +77,8 @@ class MemberView:
     """The latest of our votes that all others joined in."""
     welcome: Welcome | None = None
     drain_reason: str | None = None
+    lost: dict[str, LostMember] = field(default_factory=dict)
+    """All that were lost or have left, by incarnation; an epoch tells of its own only."""
     return_after_s: float | None = None
     """When to join again after a dismissal."""
     ending: Ending | None = None
@@ -110,6 +113,8 @@ class MemberView:
             Why the epoch that was in force is over; None if it is not.
         """
         self._settle(message)
+        if isinstance(message, Hold | NewEpoch):
+            self.lost |= {one.incarnation: one for one in message.lost}
         if isinstance(message, Welcome):
             self.welcome = message
         if isinstance(message, Welcome | Heal):

@@ -5,25 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from geartrain.elastic.address_file import read_address
 from geartrain.elastic.client import Client
 from geartrain.elastic.control import ControlSettings
+from geartrain.elastic.epoch_builder import PLACE_FACT
 from geartrain.elastic.greeting import Credentials
 from geartrain.elastic.link import Callbacks, Identity
 from geartrain.elastic.members import Members, OwnPlace
 from geartrain.elastic.process import read_token
-from geartrain.topology.host_identity import read_host_identity
+from geartrain.elastic.state_giver import StateGiver
 
 if TYPE_CHECKING:
     from geartrain.elastic.connection import Address
-    from geartrain.parallel.membership import Membership
+    from geartrain.parallel.membership import JoiningMembership
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.worker_spec import CoordinatorSpec, WorkerSpec
 
+_LOOPBACK = "127.0.0.1"
 _taken: set[str] = set()
 
 
-def make_members(groups: RankGroups, spec: WorkerSpec) -> Membership | None:
+def make_members(groups: RankGroups, spec: WorkerSpec) -> JoiningMembership | None:
     """The membership by the coordinator's word, for the first session of a process.
 
     Later sessions of a script train something else, with histories of their own, which
@@ -39,18 +43,29 @@ def make_members(groups: RankGroups, spec: WorkerSpec) -> Membership | None:
     if spec.incarnation in _taken:
         return None
     _taken.add(spec.incarnation)
+    control, own = _control(coordinator), groups.hub.network.ranks[groups.rank]
+    is_one_host = groups.hub.network.is_one_host
+    giver = StateGiver(_LOOPBACK if is_one_host else own.address, control.credentials)
     identity = Identity(
         member_id=groups.device_ids[groups.rank],
         incarnation=spec.incarnation,
-        host_id=read_host_identity().host_id,
+        host_id=own.host_id,
         place=groups.rank,
+        address=giver.address,
+        facts={PLACE_FACT: msgspec.json.encode(own).decode()},
     )
-    place = OwnPlace(rank=groups.rank, timeout_s=spec.timeout_s)
+    place = OwnPlace(
+        rank=groups.rank,
+        member_id=identity.member_id,
+        timeout_s=spec.timeout_s,
+        fleet_path=Path(spec.fleet_path),
+        credentials=control.credentials,
+    )
 
     def make_client(callbacks: Callbacks) -> Client:
-        return Client(identity, _control(coordinator), callbacks)
+        return Client(identity, control, callbacks)
 
-    return Members(groups.store, place, groups.hub, make_client)
+    return Members(groups.store, place, groups.hub, giver, make_client)
 
 
 def _control(coordinator: CoordinatorSpec) -> ControlSettings:

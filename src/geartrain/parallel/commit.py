@@ -75,6 +75,21 @@ class VotedStep:
     """Of the gradients; 0 where none are held."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducedStep:
+    """A committed step as it is about to be applied: what another rank needs for it."""
+
+    vector: torch.Tensor
+    """What followed the gradients, summed over all ranks."""
+    factor: float
+    """What the gradients are still to be multiplied by."""
+    flats: Sequence[torch.Tensor]
+    """The gradients, summed over all ranks, one flat tensor a bucket; they are changed
+    once the step is applied, so copy what is to be kept."""
+    name: StepName
+    """Of the state that the step leads to."""
+
+
 class Committer(Protocol):
     """Decides when a step may be applied."""
 

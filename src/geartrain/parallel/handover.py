@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from geartrain.errors import CommunicationError
+from geartrain.planner.model_profile import ComputeCurve
 
 
 class PlacesDifferError(CommunicationError):
@@ -37,6 +38,12 @@ class Lineage:
     """Lineage of its state."""
     voted: str = ""
     """Lineage of the next state, where it has all that leads to it."""
+    joins: bool = False
+    """It has not taken part so far."""
+    lead: int = -1
+    """Who leads, as far as this rank knows."""
+    curves: tuple[ComputeCurve, ...] = ()
+    """How fast its device computes, where the others may not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +63,15 @@ class Handover:
     """Samples of the interrupted step that are computed again."""
     have_all_begun: bool = False
     """Whether all have begun the interrupted step."""
+    num_together: int = 0
+    """Evaluations and reduced metrics that all have finished."""
+    lead: int = 0
     applies: tuple[int, ...] = ()
     """Ranks that apply the interrupted step themselves, rising: they have all of it."""
 
 
-def plan_handover(lineages: list[Lineage]) -> Handover:
-    """Decide whose state the survivors go on with.
+def plan_handover(everybody: list[Lineage]) -> Handover:
+    """Decide whose state all go on with. Who joins is given what it lacks.
 
     Raises:
         PlacesDifferError: If they can't all get there: somebody is further than those
@@ -73,6 +83,7 @@ def plan_handover(lineages: list[Lineage]) -> Handover:
     >>> handover.num_steps, handover.source, handover.to, handover.holders
     (8, 2, (0,), (0, 2))
     """
+    lineages = [li for li in everybody if not li.joins] or everybody
     holding = [lineage for lineage in lineages if lineage.holds_state]
     furthest = max(holding, key=lambda lineage: lineage.num_steps)
     steps = {lineage.num_steps for lineage in lineages}
@@ -94,15 +105,20 @@ def plan_handover(lineages: list[Lineage]) -> Handover:
         is_committed = len(voted) == 1 and "" not in voted
         applies = tuple(li.rank for li in lineages) if is_committed else ()
     is_applied = bool(behind or applies)
+    num_steps = furthest.num_steps + (not behind and is_applied)
+    joiners = [li for li in everybody if li.joins and li not in lineages]
+    lacking = [li for li in joiners if li.num_steps != num_steps or not li.holds_state]
     common = set.intersection(*(set(lineage.planned_sizes) for lineage in lineages))
     return Handover(
-        num_steps=furthest.num_steps + (not behind and is_applied),
+        num_steps=num_steps,
         source=furthest.rank,
-        to=tuple(li.rank for li in behind if li.rank not in applies),
-        holders=tuple(lineage.rank for lineage in holding),
+        to=tuple(sorted(li.rank for li in (*behind, *lacking) if li.rank not in applies)),
+        holders=tuple(sorted(lineage.rank for lineage in (*holding, *joiners))),
         planned_sizes=tuple(sorted(common)),
         num_in_vain=0 if is_applied else sum(li.num_in_vain for li in lineages),
         have_all_begun=all(lineage.has_begun for lineage in lineages),
+        num_together=lineages[0].num_together,
+        lead=lineages[0].lead,
         applies=applies,
     )
 

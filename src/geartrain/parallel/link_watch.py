@@ -212,7 +212,7 @@ def make_watcher(
     hub, settings = groups.hub, director.settings
     is_fixed = settings.deterministic or settings.pinned_plan is not None
     is_fixed = is_fixed or director.engine.averager is not None  # seldom used links
-    if hub is None or hub.network.is_one_host or is_fixed:
+    if hub is None or hub.network.is_one_host or is_fixed or groups.joins:
         return None
     return LinkWatcher(groups, hub, director, recorder)
 

@@ -6,16 +6,37 @@ coordinator of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from geartrain.errors import CommunicationError
 
 if TYPE_CHECKING:
     from geartrain.collectives.exchange.scheduled_collective import ScheduledCollective
     from geartrain.collectives.exchange_hub import ExchangeHub
+    from geartrain.collectives.job_network import JobNetwork
+    from geartrain.devices import Fleet
     from geartrain.parallel.commit import Committer, StepName
 
-OnGathered = Callable[["Gathering"], None]
+OnGone = Callable[[Sequence["Gone"]], None]
+Tree = Mapping[str, Any]
+"""What ``checkpoint.tree`` keeps: tensors, numbers, names, in dicts and lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """One process that takes part no more."""
+
+    rank: int
+    incarnation: str
+    reason: str
+    at_s: float
+    """Unix time at which it was noticed."""
+    silent_s: float = 0.0
+    """How long the loss had lasted by then, where it showed as silence."""
+    is_failure: bool = True
+    """False for who left in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,31 +52,35 @@ class Gathering:
     """The exchange of them all; None for a single one."""
     reason: str
     """What was noticed first, in words."""
-    suspects: tuple[int, ...] = ()
-    """Of whom it was noticed."""
-    reasons: Mapping[int, str] = field(default_factory=dict)
-    """Why ranks are not among them any more, where it is known of each."""
-    left: frozenset[int] = frozenset()
-    """Ranks of them that left in order: no failure."""
+    num_steps: int | None = None
+    """Steps of the state that they go on from; None: they are to find out."""
+    incarnations: Mapping[int, str] = field(default_factory=dict)
+    """Which process of each rank takes part, where that is known."""
+    gone: tuple[Gone, ...] = ()
+    """Who took part before; a rank may be among them and come back at once."""
     joined: frozenset[int] = frozenset()
-    """Ranks that were not in the gathering before."""
-    noticed_at_s: float
-    """Unix time."""
-    silent_s: float = 0.0
-    """How long the loss had lasted by then, where it showed as silence."""
+    """Ranks whose process did not take part before."""
+    grown: Growth | None = None
+    """Devices that the job did not know before."""
 
     @property
-    def is_loss(self) -> bool:
-        """Whether somebody was lost, and did not only leave or join."""
-        return bool(set(self.reasons) - self.left) or not (self.joined or self.left)
+    def failures(self) -> tuple[Gone, ...]:
+        """Who was lost, the first noticed first."""
+        lost = (one for one in self.gone if one.is_failure)
+        return tuple(sorted(lost, key=lambda one: one.at_s))
 
-    def reason_of(self, rank: int) -> str:
-        """Why a rank that is not among them is not."""
-        if rank in self.reasons:
-            return self.reasons[rank]
-        if rank in self.suspects:
-            return self.reason
-        return f"it did not answer when the others gathered, since {self.reason}"
+    @property
+    def is_failure(self) -> bool:
+        """Whether something broke, and nobody only left or joined."""
+        return bool(self.failures) or not (self.gone or self.joined)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A fleet with more devices at its end, and where they are."""
+
+    fleet: Fleet
+    network: JobNetwork
 
 
 class Membership(Protocol):
@@ -84,12 +109,20 @@ class Membership(Protocol):
             CommunicationError: If so.
         """
 
-    def follow(self, on_gathered: OnGathered, on_interrupted: Callable[[], None]) -> None:
+    def follow(
+        self,
+        on_gone: OnGone,
+        on_interrupted: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> None:
         """Have functions called from a thread; what came before is told at once.
 
         Args:
-            on_gathered: Once an exchange among those that take part is open.
+            on_gone: With all that are gone by now, once the others have an exchange
+                without them.
             on_interrupted: As soon as a member was lost; must not block.
+            on_idle: Now and then while the training's own thread waits for the others,
+                by that thread.
         """
 
     def gathered(self) -> Gathering | None:
@@ -102,6 +135,9 @@ class Membership(Protocol):
         Raises:
             CommunicationError: If nobody can go on, or not this rank.
         """
+
+    def ready(self) -> None:
+        """This rank has the gathering's exchange, and holds the state it goes on from."""
 
     def may_apply(self, name: StepName) -> bool:
         """Whether a step that this rank has voted for is known to be committed.
@@ -130,4 +166,118 @@ class Membership(Protocol):
 
         Args:
             in_order: The script has come to its end here, and at all others.
+        """
+
+
+class ClosedMembership:
+    """The part of a membership that nobody can join: nobody asks for anything."""
+
+    leave_reason: str | None = None
+
+    def leave(self, reason: str) -> None:
+        """Nothing: nobody could be told."""
+
+    def wants_state(self) -> bool:
+        """Nobody does."""
+        return False
+
+    def give(self, state: Tree) -> None:
+        """Nothing: nobody waits for it."""
+
+    def has_followers(self) -> bool:
+        """Nobody follows."""
+        return False
+
+    def pass_on(self, step: Tree) -> None:
+        """Nothing: nobody follows."""
+
+    def drop_followers(self) -> None:
+        """Nothing: nobody follows."""
+
+    def join(self) -> None:
+        """Refuse.
+
+        Raises:
+            CommunicationError: Always.
+        """
+        msg = "this run has no coordinator, so nobody can join it; start it again"
+        raise CommunicationError(msg)
+
+    def receive_state(self, limit_s: float) -> Tree:  # noqa: ARG002 - protocol
+        """Nobody gives any."""
+        return {}
+
+    def must_receive(self) -> bool:
+        """Nobody joins."""
+        return False
+
+    def passed_on(self) -> Sequence[Tree]:
+        """Nothing comes."""
+        return ()
+
+    def offer(self, name: StepName) -> None:
+        """Nothing: nobody joins."""
+
+    def poll_gathering(self) -> Gathering | None:
+        """Nobody joins."""
+        return None
+
+
+class JoiningMembership(Membership, Protocol):
+    """A membership that processes join and leave while the others train.
+
+    Who joins is given the state by a giver: at one of its step boundaries, and from then on
+    each step that is applied, until the joiner takes part itself.
+    """
+
+    @property
+    def leave_reason(self) -> str | None:
+        """Why this rank is to leave; None while it is to stay."""
+
+    def leave(self, reason: str) -> None:
+        """Ask to be left out after the step that runs."""
+
+    # -- on a giver ---------------------------------------------------------------------
+
+    def wants_state(self) -> bool:
+        """Whether somebody waits for this rank's state. Costs next to nothing."""
+
+    def give(self, state: Tree) -> None:
+        """Give the state to those that wait for it; nobody may change it any more."""
+
+    def has_followers(self) -> bool:
+        """Whether steps are to be passed on."""
+
+    def pass_on(self, step: Tree) -> None:
+        """Pass a step on to those that have been given the state before it."""
+
+    def drop_followers(self) -> None:
+        """The state here changed by something else than a step; they are told later."""
+
+    # -- on a joiner --------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Ask to take part, without a state so far."""
+
+    def receive_state(self, limit_s: float) -> Tree:
+        """Wait for the state of a giver.
+
+        Raises:
+            CommunicationError: If nobody gives it in time.
+        """
+
+    def must_receive(self) -> bool:
+        """Whether this rank is to get a newer state: the others are too far ahead."""
+
+    def passed_on(self) -> Sequence[Tree]:
+        """Steps that have come since the last call, in order."""
+
+    def offer(self, name: StepName) -> None:
+        """This rank holds that state, and can take part after the next step."""
+
+    def poll_gathering(self) -> Gathering | None:
+        """The first gathering with this rank, once it is there.
+
+        Raises:
+            CommunicationError: If this rank will not be let in.
         """

@@ -15,7 +15,13 @@ from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError
 from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
 from geartrain.parallel.low_communication import AVERAGES
-from geartrain.parallel.planning import PlanningRequest, check_agreement, make_keeper
+from geartrain.parallel.planning import (
+    PlanningRequest,
+    adopt_keeper,
+    check_agreement,
+    make_keeper,
+    measure_alone,
+)
 from geartrain.parallel.process_group import INSIDE_MODEL
 from geartrain.parallel.saved_state import TrainState, send_state
 from geartrain.planner.curve_fit import predict_s
@@ -23,8 +29,13 @@ from geartrain.planner.exchange import EXACT
 from geartrain.planner.exchange_cost import largest_bucket_bytes
 from geartrain.planner.model_profile import (
     DEFAULT_BACKWARD_FRACTION,
+    ComputeCurve,
     ModelProfile,
+    Workload,
+    guess_curve,
+    merge_profiles,
     only_devices,
+    with_curves,
 )
 from geartrain.planner.pinned_plan import without_tail
 from geartrain.units import format_bytes, format_seconds
@@ -52,6 +63,9 @@ class KnownRates:
     are_declared: tuple[bool, ...]
     current_size: int | None
     """Of the plan in force; None where none is."""
+    workloads: tuple[Workload, ...] = ()
+    are_corrected: tuple[bool, ...] = ()
+    """Whether plans follow what devices turn out to do."""
 
 
 @dataclass(slots=True)
@@ -82,9 +96,16 @@ class PlanDirector:
     _keeper: PlanKeeper | None = None
     _next_plan: Plan | None = None  # given by the user, from the next batch on
     _members: tuple[int, ...] = field(init=False)
+    _known: dict[int, ModelProfile] = field(default_factory=dict)
+    """By batch size; also of devices that are not there, and may come back."""
+    _learnt: dict[str, ComputeCurve] = field(default_factory=dict)
+    """Of devices that came while the job ran."""
+    adopting: ShareLoader | None = None
+    """Whose plans this rank takes over from the others, which it joins."""
 
     def __post_init__(self) -> None:
-        self._members = tuple(range(self.place.world_size))
+        groups = self.place.groups
+        self._members = () if groups.joins else groups.members
 
     @property
     def plan(self) -> Plan | None:
@@ -173,13 +194,33 @@ class PlanDirector:
 
     def known_rates(self) -> KnownRates:
         """By what to plan for those that are left, as this rank knows it."""
-        left = {self.place.groups.device_ids[r] for r in self.place.groups.members}
-        known = {size: keeper.known_rates() for size, keeper in self._keepers.items()}
+        order = self.place.groups.device_ids
+        found = {size: keeper.known_rates() for size, keeper in self._keepers.items()}
+        for size, (profile, _) in found.items():
+            known = merge_profiles(self._known.get(size, profile), profile, order)
+            self._known[size] = with_curves(known, tuple(self._learnt.values()), order)
         return KnownRates(
-            sizes=tuple(known),
-            profiles=tuple(only_devices(profile, left) for profile, _ in known.values()),
-            are_declared=tuple(is_declared for _, is_declared in known.values()),
+            sizes=tuple(found),
+            profiles=tuple(self._known[size] for size in found),
+            are_declared=tuple(is_declared for _, is_declared in found.values()),
             current_size=self._current_size,
+            workloads=tuple(k.settings.workload for k in self._keepers.values()),
+            are_corrected=tuple(k.settings.corrects for k in self._keepers.values()),
+        )
+
+    def learn(self, curves: Sequence[ComputeCurve]) -> None:
+        """Take in how fast devices are that came while the job ran."""
+        self._learnt |= {curve.device_id: curve for curve in curves}
+
+    def knows(self, device_id: str) -> bool:
+        """Whether a device's speed is known."""
+        return device_id in self._learnt or any(
+            curve.device_id == device_id
+            for profile in (
+                *self._known.values(),
+                *(k.profile for k in self._keepers.values()),
+            )
+            for curve in profile.curves
         )
 
     def regroup(self, rates: KnownRates, holders: tuple[int, ...]) -> None:
@@ -189,15 +230,25 @@ class PlanDirector:
             rates: The lead's.
             holders: Ranks that hold the state; who takes part without is given it.
         """
-        for size, profile, is_declared in zip(
-            rates.sizes, rates.profiles, rates.are_declared, strict=True
-        ):
-            self._keepers[size].regroup(profile, is_declared=is_declared)
+        groups = self.place.groups
+        names = [groups.device_ids[rank] for rank in groups.members]
+        for index, size in enumerate(rates.sizes):
+            known, is_declared = rates.profiles[index], rates.are_declared[index]
+            self._known[size] = known
+            unknown = set(names) - {curve.device_id for curve in known.curves}
+            guesses = [guess_curve(known, name) for name in sorted(unknown)]
+            profile = only_devices(with_curves(known, guesses, groups.device_ids), names)
+            if size not in self._keepers:
+                self._keepers[size] = self._adopt(
+                    profile, rates.workloads[index], corrects=rates.are_corrected[index]
+                )
+            keeper = self._keepers[size]
+            keeper.device_ids = groups.device_ids
+            keeper.regroup(profile, is_declared=is_declared)
         self._members, self._next_plan = holders, None
         if self.engine.averager is not None:
             # Each has a model of its own, and perhaps not all had the last average.
             self.engine.averager.collective = None
-            groups = self.place.groups
             send_state(groups, groups.members, self.state(), holders[0])
         if rates.current_size is not None:
             self._use(self._keepers[rates.current_size])
@@ -261,8 +312,14 @@ class PlanDirector:
         check_agreement(self.place.groups, plan)
         self._next_plan = plan
 
-    def _plan_for(self, loader: ShareLoader) -> PlanKeeper:
-        request = PlanningRequest(
+    def measure(self, loader: ShareLoader) -> tuple[ComputeCurve, ...]:
+        """How fast this rank computes; nobody is asked. Empty: it can't be measured."""
+        return measure_alone(self._request(loader, None))
+
+    def _request(
+        self, loader: ShareLoader, profile: ModelProfile | None
+    ) -> PlanningRequest:
+        return PlanningRequest(
             place=self.place,
             loader=loader,
             calls=self.calls,
@@ -270,9 +327,12 @@ class PlanDirector:
             settings=self.settings,
             spec=self.spec,
             recorder=self.recorder,
-            profile=next((k.profile for k in self._keepers.values()), None),
+            profile=profile,
         )
-        keeper = make_keeper(request)
+
+    def _plan_for(self, loader: ShareLoader) -> PlanKeeper:
+        profile = next((k.profile for k in self._keepers.values()), None)
+        keeper = make_keeper(self._request(loader, profile))
         self._size_buckets(keeper)
         if self.settings.sync_batchnorm and self.place.world_size > 1:
             # After measuring: until now ranks ran different numbers of forward passes.
@@ -286,6 +346,14 @@ class PlanDirector:
                 stacklevel=2,
             )
         return keeper
+
+    def _adopt(
+        self, profile: ModelProfile, workload: Workload, *, corrects: bool
+    ) -> PlanKeeper:
+        """Keep plans of a batch size that the others have planned for already."""
+        assert self.adopting is not None, "who joins says for which loader"
+        request = self._request(self.adopting, profile)
+        return adopt_keeper(request, workload, corrects=corrects)
 
     def _tell_exchange(self, step_index: int = 0) -> None:
         """Record how gradients are exchanged, and what that was predicted to take."""

@@ -109,6 +109,36 @@ def make_keeper(request: PlanningRequest) -> PlanKeeper:
     return keeper
 
 
+def adopt_keeper(
+    request: PlanningRequest, workload: Workload, *, corrects: bool
+) -> PlanKeeper:
+    """Keep plans that other ranks have made already; nobody is asked.
+
+    Args:
+        request: With the profile that the others plan by.
+        workload: What they have planned for.
+        corrects: Whether their plans follow what devices turn out to do.
+    """
+    profile = request.profile
+    assert profile is not None
+    settings = replace(_keeper_settings(request), workload=workload, corrects=corrects)
+    return PlanKeeper(
+        profile=profile,
+        plan=solve(_capped(profile, request.settings.micro_batch_size), workload),
+        device_ids=request.place.groups.device_ids,
+        settings=settings,
+        recorder=request.recorder,
+        probe=lambda size: _time_micro_batch(request, size),
+    )
+
+
+def measure_alone(request: PlanningRequest) -> tuple[ComputeCurve, ...]:
+    """Measure the model on this rank's device only; empty where that can't be done."""
+    if not request.is_measurable:
+        return ()
+    return (_measure(request, 0.0),)
+
+
 def _plan_exchange(request: PlanningRequest, keeper: PlanKeeper) -> None:
     """Put into the plan how its replicas would exchange, also where none will start."""
     hub = request.place.groups.hub

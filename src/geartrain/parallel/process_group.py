@@ -23,7 +23,7 @@ from geartrain.collectives.torch_collective import LocalCollective, TorchCollect
 from geartrain.errors import CommunicationError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import torch
     from torch._C._distributed_c10d import Store
@@ -36,6 +36,7 @@ INSIDE_MODEL = "batchnorm"
 """Purpose of a group that layers of the model use by torch.distributed's own calls."""
 _LAST_WAIT_S = 2.0
 _RELEASE_POLL_S = 0.1
+_NOBODY = -1
 _OWN_REFERENCES = 2
 """The variable, and the argument of the question."""
 
@@ -68,30 +69,42 @@ class RankGroups:
     _interrupted: threading.Event = field(default_factory=threading.Event)
     _failures: int = 0
     members: tuple[int, ...] = ()
-    """Ranks that are left, rising; all at first."""
+    """Ranks that take part, rising; all at first."""
+    joins: bool = False
+    """The others train already: this rank is alone until it takes part as well."""
+    lead: int = 0
+    """The rank that records, saves and prints for all: the lowest at first, and of those
+    that have taken part longest when it is lost. Who comes later does not lead."""
+    fresh: frozenset[int] = frozenset()
+    """Ranks that take part but have not made a step: they are at no place of the script
+    where the others could meet them, outside of steps."""
     generation: int = 0
     """How often the members have gathered anew, failed attempts included."""
     rendezvous: Rendezvous = field(init=False)
+    _established: tuple[tuple[int, ...], Rendezvous] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.joins:
+            self.members, self.lead = (self.rank,), _NOBODY
         self.members = self.members or tuple(range(self.world_size))
         self.rendezvous = Rendezvous(
-            store=self.store,
-            rank=self.rank,
-            world_size=self.world_size,
+            store=None if self.joins else self.store,
+            rank=0 if self.joins else self.rank,
+            world_size=len(self.members),
             timeout_s=self.timeout_s,
-            member_ids=self.device_ids,
+            member_ids=tuple(self.device_ids[rank] for rank in self.members),
         )
-
-    @property
-    def lead(self) -> int:
-        """The lowest rank that is left: it records, saves and prints for all."""
-        return self.members[0]
+        self._established = (self.members, self.rendezvous)
 
     @property
     def is_lead(self) -> bool:
         """Whether it is this rank; changes when those before it are lost."""
-        return self.rank == self.members[0]
+        return self.rank == self.lead
+
+    @property
+    def lead_index(self) -> int:
+        """The lead's position among the members."""
+        return self.members.index(self.lead)
 
     def collective(
         self, ranks: Sequence[int] | None = None, purpose: str = "gradients"
@@ -205,34 +218,72 @@ class RankGroups:
         generation: int,
         hub: ExchangeHub,
         collective: Collective | None,
+        joined: Collection[int] = (),
     ) -> None:
-        """Go on among those that are left; groups and exchanges of before are dropped.
+        """Go on among those that take part; groups and exchanges of before are dropped.
 
         Args:
-            ranks: Those that are left, rising.
+            ranks: Those that take part, rising.
             generation: Larger than any before.
             hub: Of these ranks.
             collective: The exchange of them all that it has opened; None for one rank.
+            joined: Of them, those that did not take part before.
         """
         assert self.store is not None
         before, interruption = self.hub, self.rendezvous.interruption
         self.members, self.generation, self.hub = ranks, generation, hub
+        self.fresh = (self.fresh | frozenset(joined)) & frozenset(ranks)
+        staying = [rank for rank in ranks if rank not in joined]
+        if self.lead not in staying:
+            self.lead = staying[0] if staying else ranks[0]
         self._groups.clear()
         self._drop_gloo_groups()
         self._interrupted = threading.Event()
         self._exchanges.clear()
         if collective is not None:
             self._exchanges["gradients", ranks] = collective
-        self.rendezvous = Rendezvous(
-            store=PrefixStore(f"generation/{generation}", self.store),
+        self.rendezvous = self._meet(ranks, f"generation/{generation}", interruption)
+        established = tuple(rank for rank in ranks if rank not in self.fresh)
+        self._established = (established, self.rendezvous)
+        if self.fresh and self.rank in established:
+            prefix = f"generation/{generation}/established"
+            meeting = self._meet(established, prefix, interruption)
+            self._established = (established, meeting)
+        if before is not None:
+            before.close()
+
+    @contextlib.contextmanager
+    def among_established(self) -> Iterator[None]:
+        """Inside, the members are those that have made a step together."""
+        if not self.fresh:
+            yield
+            return
+        everybody = self.members, self.rendezvous
+        self.members, self.rendezvous = self._established
+        try:
+            yield
+        finally:
+            self.members, self.rendezvous = everybody
+
+    def grow(self, device_ids: tuple[str, ...]) -> None:
+        """There are more ranks than before; who takes part is said by ``regroup``."""
+        self.device_ids, self.world_size = device_ids, len(device_ids)
+
+    def _meet(
+        self,
+        ranks: tuple[int, ...],
+        prefix: str,
+        interruption: Callable[[], str | None] | None,
+    ) -> Rendezvous:
+        assert self.store is not None
+        return Rendezvous(
+            store=PrefixStore(prefix, self.store),
             rank=ranks.index(self.rank),
             world_size=len(ranks),
             timeout_s=self.timeout_s,
             member_ids=tuple(self.device_ids[r] for r in ranks),
             interruption=interruption,
         )
-        if before is not None:
-            before.close()
 
     def _torch_collective(self, purpose: str, members: tuple[int, ...]) -> TorchCollective:
         key = (purpose, members)

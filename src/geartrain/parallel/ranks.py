@@ -8,20 +8,26 @@ import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from geartrain.collectives.job_network import JobNetwork, find_network
+from geartrain.collectives.job_network import (
+    JobNetwork,
+    describe_place,
+    find_network,
+    with_ranks,
+)
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.rendezvous import Rendezvous
 from geartrain.devices import DeviceProfile, Fleet
 from geartrain.devices.registry import load_adapter, load_adapters
 from geartrain.errors import CommunicationError, ConfigError
 from geartrain.parallel.process_group import RankGroups, choose_backend, join
-from geartrain.telemetry import read_document
+from geartrain.planner.exchange import CodecProfile
+from geartrain.telemetry import decode_document, encode_document, read_document
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +67,7 @@ class LocalDevice:
             self.adapter.synchronize(self.local_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RankPlace:
     """One rank's device, the fleet in rank order, and its groups."""
 
@@ -70,6 +76,13 @@ class RankPlace:
     groups: RankGroups
     network: JobNetwork | None = None
     """Where all ranks are; None for a single one."""
+    codecs: tuple[CodecProfile, ...] = ()
+    """What the others have found out about codecs, where this rank joins them."""
+
+    def grow(self, fleet: Fleet, network: JobNetwork) -> None:
+        """There are more devices than before, at the end of the fleet."""
+        self.fleet, self.network = fleet, network
+        self.groups.grow(tuple(device.device_id for device in fleet.devices))
 
     @property
     def devices(self) -> tuple[DeviceProfile, ...]:
@@ -134,7 +147,7 @@ def connect_worker(spec: WorkerSpec, *, deterministic: bool = False) -> RankPlac
         ConfigError: If the spec and the fleet disagree.
     """
     fleet = read_document(Path(spec.fleet_path), Fleet)
-    if len(fleet.devices) != spec.world_size:
+    if len(fleet.devices) != spec.world_size and not spec.joins:
         msg = (
             f"{spec.fleet_path} lists {len(fleet.devices)} devices but world_size is "
             f"{spec.world_size}; start again with `geartrain run`"
@@ -146,6 +159,8 @@ def connect_worker(spec: WorkerSpec, *, deterministic: bool = False) -> RankPlac
     )
     if spec.world_size == 1:
         return _alone(device, fleet, spec.timeout_s)
+    if spec.joins:
+        return _join_others(spec, device, fleet)
     store = _session_store(_connect_store(spec), spec.rank)
     is_first = not dist.is_initialized()
     if is_first:
@@ -160,6 +175,56 @@ def connect_worker(spec: WorkerSpec, *, deterministic: bool = False) -> RankPlac
         measures=not deterministic,
     )
     return RankPlace(device=device, fleet=fleet, groups=groups, network=network)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What a process must know of a job before it can join."""
+
+    KEY: ClassVar[str] = "job"
+
+    network: JobNetwork
+    codecs: tuple[CodecProfile, ...]
+
+
+def publish_job(groups: RankGroups) -> None:
+    """Tell those that will join what they must know; the lead calls it."""
+    hub, store = groups.hub, groups.store
+    if hub is not None and store is not None:
+        facts = JobFacts(network=hub.network, codecs=hub.codecs)
+        store.set(JobFacts.KEY, encode_document(facts).decode())
+
+
+def _join_others(spec: WorkerSpec, device: LocalDevice, fleet: Fleet) -> RankPlace:
+    """Take a place in a job that is under way, beside the others for now.
+
+    Raises:
+        CommunicationError: If the job is not there.
+    """
+    store = PrefixStore(_session_prefix(1), _connect_store(spec))
+    facts = _read_job(store, spec)
+    ids = tuple(profile.device_id for profile in fleet.devices)
+    network = facts.network
+    own = describe_place(
+        device.profile,
+        peers=(spec.store_host,),
+        address=spec.address,
+        fleet_path=spec.fleet_path,
+    )
+    missing = len(ids) - len(network.ranks)
+    if missing > 0:
+        network = with_ranks(network, (own,) * missing, ids)
+    groups = RankGroups(spec.rank, len(ids), ids, store, spec.timeout_s, joins=True)
+    return RankPlace(
+        device=device, fleet=fleet, groups=groups, network=network, codecs=facts.codecs
+    )
+
+
+def _read_job(store: Store, spec: WorkerSpec) -> JobFacts:
+    with lost_peers("the rendezvous store"):
+        store.wait([JobFacts.KEY], timedelta(seconds=spec.timeout_s))
+        text = store.get(JobFacts.KEY)
+    return decode_document(text, JobFacts, "the job to join")
 
 
 def connect_torchrun(
@@ -297,7 +362,11 @@ def _session_store(store: Store, rank: int) -> Store:
     """
     with lost_peers("the rendezvous store"):
         number = int(store.add(f"geartrain/sessions/{rank}", 1))
-    return PrefixStore(f"geartrain/{number}", store)
+    return PrefixStore(_session_prefix(number), store)
+
+
+def _session_prefix(number: int) -> str:
+    return f"geartrain/{number}"
 
 
 def _groups(

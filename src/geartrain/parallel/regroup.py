@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError, CommunicationError
 from geartrain.parallel.handover import Handover, Lineage, plan_handover
 from geartrain.parallel.plan_director import KnownRates
+from geartrain.parallel.ranks import publish_job
 from geartrain.parallel.recovery import Recovery
 from geartrain.parallel.state_sync import broadcast_bytes
 from geartrain.parallel.survivors_buffers import BufferKeeper
@@ -27,13 +28,14 @@ from geartrain.telemetry import write_document
 from geartrain.units import format_seconds
 
 if TYPE_CHECKING:
-    from geartrain.parallel.membership import Gathering, Membership
+    from geartrain.parallel.membership import Gathering, Gone, Growth, JoiningMembership
     from geartrain.parallel.plan_director import PlanDirector
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.parallel.saved_state import TrainState
     from geartrain.parallel.step_engine import StepEngine
     from geartrain.parallel.step_update import StepOutcome
+    from geartrain.planner.model_profile import ComputeCurve
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class Regrouper:
         run_dir: Where the lead says that the run goes on, and without whom.
     """
 
-    membership: Membership
+    membership: JoiningMembership
     groups: RankGroups
     director: PlanDirector
     engine: StepEngine
@@ -83,6 +85,13 @@ class Regrouper:
     num_in_vain: Callable[[], int]
     """Samples of the open step that were computed here."""
     is_step_open: Callable[[], bool]
+    place: Callable[[], dict[str, Any]]
+    """Where in the run this rank is, beside its state; ``take_place`` takes it on."""
+    take_place: Callable[[dict[str, Any]], None]
+    grow: Callable[[Growth], None]
+    """Called when there are more devices than before."""
+    on_idle: Callable[[], None]
+    """Called now and then while this rank waits for the others."""
     step_scheduler: Callable[[float], None]
     """Called with the loss of a step that was applied while settling."""
     buffers: BufferKeeper = field(init=False)
@@ -92,12 +101,14 @@ class Regrouper:
     """Whether all ranks had begun the step that was interrupted last."""
     owes_save: bool = False
     """The last save is to be made again after the next step, by all ranks alike."""
-    _losses: dict[int, WorkerLoss] = field(default_factory=dict)
     _lead: int = 0
     """Who led when the ranks were in step last."""
     _recovery: Recovery = field(default_factory=Recovery)
     _began_at_s: float = 0.0
     _is_parting: bool = False
+    _joins: bool = False
+    """Until it has come in step with the others for the first time."""
+    _curves: tuple[ComputeCurve, ...] = ()
     _outcome: StepOutcome | None = None
     """Of the interrupted step, once it was applied while settling."""
 
@@ -113,8 +124,33 @@ class Regrouper:
         """
         self.membership.begin(self.engine.name)
         if self.groups.is_lead:
+            publish_job(self.groups)
             write_document(self.run_dir / GoingOn.FILE_NAME, GoingOn())
-        self.membership.follow(self.report, self.groups.interrupt)
+        self._follow()
+
+    def _follow(self) -> None:
+        self.membership.follow(self.report, self.groups.interrupt, self.on_idle)
+
+    def enter(self, gathering: Gathering, curves: tuple[ComputeCurve, ...]) -> None:
+        """Take part from now on, in a training that is under way.
+
+        Args:
+            gathering: The first one with this rank.
+            curves: How fast its device computes, where the others may not know.
+
+        Raises:
+            CommunicationError: If the others can't go on, or not with this rank.
+        """
+        self._joins, self._curves = True, curves
+        self._follow()
+        num_steps = self.state().step_index
+        self._point_at(gathering)
+        try:
+            self._settle(gathering, num_steps)
+        except CommunicationError as error:
+            if self.membership.interruption() is None:
+                raise
+            self.settle(error, num_steps)
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -127,6 +163,7 @@ class Regrouper:
         """A step was applied."""
         self.membership.end_step(time.monotonic() - self._began_at_s)
         self.buffers.applied()
+        self.groups.fresh = frozenset()
         report = self._recovery.finish(time.time())
         if report is not None:
             names = [self.groups.device_ids[r] for r in self.groups.members]
@@ -180,47 +217,64 @@ class Regrouper:
             raise failure from error
         if gathering is None:
             raise error
-        if gathering.is_loss:
-            self._recovery.notice(gathering.noticed_at_s, gathering.silent_s)
-        lost = tuple(r for r in self.groups.members if r not in gathering.ranks)
+        first = next(iter(gathering.failures), None)
+        if first is not None:
+            self._recovery.notice(first.at_s, first.silent_s)
+        elif gathering.is_failure:  # a torn link, or an exchange that came to nothing
+            self._recovery.notice(time.time(), 0.0)
+        self._point_at(gathering)
+        if not self._joins:
+            self.membership.ready()
+        if self.groups.is_lead:
+            self.recorder.lead(self.run_dir)
+        self._tell_changes(gathering, num_steps)
+        return gathering
+
+    def _point_at(self, gathering: Gathering) -> None:
+        if gathering.grown is not None:
+            self.grow(gathering.grown)
         self.groups.regroup(
-            gathering.ranks, gathering.generation, gathering.hub, gathering.collective
+            gathering.ranks,
+            gathering.generation,
+            gathering.hub,
+            gathering.collective,
+            gathering.joined,
         )
         if self.membership.interruption() is not None:
             self.groups.interrupt()  # it came before there was a new generation to wake
-        if self.groups.is_lead:
-            self.recorder.lead(self.run_dir)
-        for rank in lost:
-            self.recorder.add_event(
-                num_steps,
-                "lost",
-                f"was lost: {self._losses[rank].reason}; "
-                f"{len(gathering.ranks)} devices go on",
-                self.groups.device_ids[rank],
-            )
-        self.recorder.lose(lost)
-        return gathering
 
-    def report(self, gathering: Gathering) -> None:
+    def _tell_changes(self, gathering: Gathering, num_steps: int) -> None:
+        """Record who came and went."""
+        names, num_left = self.groups.device_ids, len(gathering.ranks)
+        for one in gathering.gone:
+            kind = "lost" if one.is_failure else "left"
+            text = f"was lost: {one.reason}" if one.is_failure else f"left: {one.reason}"
+            self.recorder.add_event(
+                num_steps, kind, f"{text}; {num_left} devices go on", names[one.rank]
+            )
+        for rank in sorted(gathering.joined):
+            text = f"takes part from now on, with {num_left - 1} others"
+            self.recorder.add_event(num_steps, "joined", text, names[rank])
+        self.recorder.change_members(gathering.ranks, names)
+
+    def report(self, gone: Sequence[Gone]) -> None:
         """Tell the launcher whom to give up; called from the membership's thread."""
         if self._is_parting and self._has_finished():
             return  # they only ended before this rank did
-        for rank, device_id in enumerate(self.groups.device_ids):
-            if rank not in gathering.ranks and rank not in self._losses:
-                self._losses[rank] = WorkerLoss(
-                    rank=rank,
-                    device_id=device_id,
-                    at_s=gathering.noticed_at_s,
-                    step=self.state().step_index,
-                    reason=gathering.reason_of(rank),
-                    incarnation=f"{rank}.0",
-                )
-        if self.groups.rank != gathering.ranks[0]:
-            return
-        for loss in self._losses.values():
-            path = self.run_dir / WorkerLoss.file_name(loss.incarnation)
-            if not path.exists():  # also those that a lead had no time to tell of
-                write_document(path, loss)
+        for one in gone:
+            path = self.run_dir / WorkerLoss.file_name(one.incarnation)
+            if path.exists():
+                continue
+            loss = WorkerLoss(
+                rank=one.rank,
+                device_id=self.groups.device_ids[one.rank],
+                at_s=one.at_s,
+                step=self.state().step_index,
+                reason=one.reason,
+                incarnation=one.incarnation,
+                is_failure=one.is_failure,
+            )
+            write_document(path, loss)
 
     def say_goodbye(self, num_steps: int, finish: Callable[[], None]) -> None:
         """Wait until all have made their last step: one of them may need this state.
@@ -268,18 +322,34 @@ class Regrouper:
             has_begun=self.is_step_open(),
             name=self.engine.name.lineage,
             voted=voted.lineage if voted is not None else "",
+            joins=self._joins,
+            lead=self.groups.lead,
+            curves=self._curves,
         )
         lineages = rendezvous.gather("place in the run", own, Lineage)
         handover = plan_handover(lineages)
+        self.groups.lead = handover.lead
         self._apply(handover)
         self.director.keep_only(handover.planned_sizes)
-        word = rendezvous.broadcast("rates", self._word(), _Word)
-        self.engine.regroup(self.groups.collective(), gathering.ranks)
+        self.director.learn([curve for li in lineages for curve in li.curves])
+        word = rendezvous.broadcast("rates", self._word(), _Word, self.groups.lead_index)
+        num_ranks = len(self.groups.device_ids)
+        self.engine.regroup(self.groups.collective(), gathering.ranks, num_ranks)
         self.director.regroup(word.rates, handover.holders)
+        if self._joins:
+            self._entered(handover)
         self._lead, self.owes_save = self.groups.lead, word.saves_again
         self.have_all_begun = handover.have_all_begun
         self._recovery.planned(time.time(), handover.num_in_vain)
         self._tell_plan(handover.num_steps)
+
+    def _entered(self, handover: Handover) -> None:
+        """This rank holds what the others do, and is one of them."""
+        self.num_together = handover.num_together
+        if self.groups.rank in handover.to:
+            self.membership.offer(self.engine.name)
+        self._joins = False
+        self.membership.ready()
 
     def leave_out(self, num_samples: int, num_left: int, num_steps: int) -> None:
         """Tell that the step is made without the samples of whoever was lost.
@@ -305,8 +375,11 @@ class Regrouper:
             self._outcome = self.engine.apply_voted()
             self.step_scheduler(self._outcome.loss)
         self.buffers.restore()
-        if handover.to:
-            self._outcome = self._hand_over(handover) or self._outcome
+        if not handover.to:
+            return
+        outcome = self._hand_over(handover)
+        if not self._joins:
+            self._outcome = outcome or self._outcome
 
     def _word(self) -> _Word:
         return _Word(
@@ -350,6 +423,7 @@ class Regrouper:
             tree: dict[str, Any] = {
                 "state": self.state().components(),
                 "trailer": self.engine.last_vector,
+                "place": self.place(),
             }
             data = tree_to_bytes(tree)
         received = broadcast_bytes(
@@ -361,6 +435,11 @@ class Regrouper:
         if self.groups.rank == handover.source:
             return None
         parts: Any = tree_from_bytes(received)  # the tree made above
+        if self._joins:
+            self.state().restore(parts["state"])
+            self.take_place(parts["place"])
+            return None
+        self.membership.drop_followers()
         if self.groups.rank in handover.holders:
             self.state().restore(parts["state"])
         return self.engine.outcome_of(parts["trailer"])

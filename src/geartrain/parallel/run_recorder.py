@@ -150,9 +150,15 @@ class RunRecorder:
         while self._events and self._events[0].step < self._first_kept_step():
             self._events.popleft()
 
-    def lose(self, ranks: Sequence[int]) -> None:
-        """Write no more steps of these ranks, from the step under way on."""
-        self._lost.update(ranks)
+    def change_members(self, ranks: Sequence[int], device_ids: tuple[str, ...]) -> None:
+        """Write steps of these ranks alone, from the step under way on.
+
+        Args:
+            ranks: That take part.
+            device_ids: Of all ranks, with new ones at the end.
+        """
+        self.device_ids = device_ids
+        self._lost = set(range(len(device_ids))) - set(ranks)
 
     def write_plan(self, plan: Plan) -> None:
         """Keep ``plan.json`` the plan in force, so that it can be given to a later run."""
@@ -192,8 +198,12 @@ class RunRecorder:
         facts, waits_s = complete.facts, complete.waits_s
         exchanges = complete.following or (RankFigures(),) * len(facts.figures)
         # How long lost ranks waited in their last step will never be known.
-        least_s = min(w for r, w in enumerate(waits_s) if r not in self._lost)
-        waits_s = tuple(least_s if r in self._lost else w for r, w in enumerate(waits_s))
+        # The fleet may have grown since, and have members again that were not in it.
+        unknown = self._lost | {r for r, f in enumerate(facts.figures) if not f.compute_s}
+        known_s = [w for r, w in enumerate(waits_s) if r not in unknown] or [0.0]
+        waits_s = tuple(
+            min(known_s) if r in unknown else waits_s[r] for r in range(len(facts.figures))
+        )
         splits = split_waits(waits_s)
         self._writer.add_steps(
             [
@@ -213,9 +223,9 @@ class RunRecorder:
                     exchange_predicted_s=exchange.exchange_predicted_s,
                 )
                 for rank, (device_id, figures, exchange, (comm_s, idle_s)) in enumerate(
-                    zip(self.device_ids, facts.figures, exchanges, splits, strict=True)
+                    zip(self.device_ids, facts.figures, exchanges, splits, strict=False)
                 )
-                if rank not in self._lost or figures.compute_s > 0
+                if rank not in unknown or figures.compute_s > 0
                 if (facts.step, device_id) not in self._found.records
             ]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,22 @@ def whole_state(
     if residuals is not None:
         components[_RESIDUALS] = residuals
     return components
+
+
+def copy_tree(tree: Any) -> Any:  # Any: what checkpoint.tree keeps
+    """A copy on the host that nobody changes any more."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        copied = copy.copy(tree)  # of its own kind, which may know its defaults
+        for key, value in tree.items():
+            copied[key] = copy_tree(value)
+        return copied
+    if isinstance(tree, list):
+        return [copy_tree(value) for value in tree]
+    if type(tree) is tuple:
+        return tuple(copy_tree(value) for value in tree)
+    return tree
 
 
 def load_state(path: Path, state: TrainState) -> LoadedState:

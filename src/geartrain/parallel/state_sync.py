@@ -58,7 +58,7 @@ def broadcast_buffers(groups: RankGroups, model: torch.nn.Module) -> None:
     group = groups.process_group()
     if group is not None:
         interruption = groups.rendezvous.interruption
-        broadcast_tensors(list(model.buffers()), group, interruption)
+        broadcast_tensors(list(model.buffers()), group, interruption, groups.lead_index)
 
 
 @torch.no_grad()
@@ -66,20 +66,22 @@ def broadcast_tensors(
     tensors: Iterable[torch.Tensor],
     group: dist.ProcessGroup,
     interruption: Callable[[], str | None] | None = None,
+    source: int = 0,
 ) -> None:
-    """Replace tensors by those of the first member, through host memory where needed.
+    """Replace tensors by those of one member, through host memory where needed.
 
     Args:
         tensors: The same on all members.
         group: Of the members.
         interruption: As for ``wait_for``.
+        source: That member's position in the group.
     """
     for tensor in tensors:
         if tensor.device.type == "cpu" and tensor.is_contiguous():
-            _broadcast(tensor, group, 0, interruption)
+            _broadcast(tensor, group, source, interruption)
             continue
         host = tensor.detach().cpu().contiguous()
-        _broadcast(host, group, 0, interruption)
+        _broadcast(host, group, source, interruption)
         tensor.copy_(host)
 
 

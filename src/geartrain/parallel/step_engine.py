@@ -18,6 +18,7 @@ from geartrain.collectives.gradient_buckets import GradientBuckets
 from geartrain.errors import ConfigError
 from geartrain.parallel.commit import (
     Committer,
+    ReducedStep,
     StepName,
     VotedStep,
     check_same_gradients,
@@ -85,6 +86,8 @@ class StepEngine:
     _scaler: torch.amp.GradScaler | None = None
     committer: Committer | None = None
     """Asked before a step is applied; None: whoever has the sums applies them."""
+    on_reduced: Callable[[ReducedStep], None] | None = None
+    """Told of each committed step right before it is applied here."""
     name: StepName = field(default_factory=StepName)
     """Of the state that the model is in."""
     _voted: VotedStep | None = None
@@ -92,6 +95,8 @@ class StepEngine:
     """Of the step that was applied last."""
     members: tuple[int, ...] = ()
     """Ranks that are left; all of the world at first."""
+    num_ranks: int = 0
+    """Of the fleet; as many as take part where 0."""
     _num_ranks: int = 0
     _layout: TrailerLayout | None = None
     _last_vector: torch.Tensor | None = None
@@ -111,7 +116,7 @@ class StepEngine:
         self._frozen = [(n, p) for n, p in parameters if not p.requires_grad]
         if self.settings.loss_scaling:
             self._scaler = make_scaler(self._parameters)
-        self._num_ranks = self.world.num_members
+        self._num_ranks = self.num_ranks or self.world.num_members
         self.members = self.members or tuple(range(self._num_ranks))
         if self._num_ranks > 1:
             self._make_buckets()
@@ -253,11 +258,38 @@ class StepEngine:
         """Apply the step that was exchanged; the commit of it is known."""
         voted, self._voted = self._voted, None
         assert voted is not None
+        basis = self._basis(voted.trailer)
+        return self._apply(voted, basis, self._terms.factor_for(basis.counts))
+
+    def replay(self, step: ReducedStep) -> StepOutcome:
+        """Apply a step that others have computed and applied.
+
+        Args:
+            step: As their ``on_reduced`` was told, of the step after this rank's last.
+        """
+        layout = self._agree_layout()
+        assert self._buckets is not None, "more than one rank takes part"
+        for own, given in zip(self._buckets.flats, step.flats, strict=True):
+            own.copy_(given)
+        trailer = layout.unpack(step.vector)
+        voted = VotedStep(trailer, step.vector, self.name.after(step.vector), 0.0)
+        outcome = self._apply(voted, trailer, step.factor)
+        self._buckets.begin_step()  # also points all gradients at the buffers again
+        return outcome
+
+    def _apply(self, voted: VotedStep, basis: Trailer, factor: float) -> StepOutcome:
         trailer = voted.trailer
+        if self.on_reduced is not None and self._buckets is not None:
+            flats = self._buckets.flats
+            self.on_reduced(
+                ReducedStep(
+                    vector=voted.vector, factor=factor, flats=flats, name=voted.name
+                )
+            )
         self.name, self._last_vector = voted.name, voted.vector
         self._gradient_code = voted.code
         exchanged_at_s = time.perf_counter()
-        grad_norm, skipped = self._update(self._basis(trailer))
+        grad_norm, skipped = self._update(basis, factor)
         if self.residuals is not None:
             self.residuals.end_step(applied=not skipped)
         self.synchronize()
@@ -290,14 +322,30 @@ class StepEngine:
             self.residuals.adopt_step()
         return make_outcome(self._layout.unpack(vector), None, skipped=False)
 
-    def regroup(self, world: Collective, members: tuple[int, ...]) -> None:
-        """Go on among those that are left; gradients held are lost.
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Loss terms of all ranks; empty before the first step."""
+        return self._layout.term_names if self._layout is not None else ()
+
+    def take_shape(self, term_names: tuple[str, ...], bucket_bytes: int) -> None:
+        """Take on what the others have agreed on, where this rank joins them."""
+        self.resize_buckets(bucket_bytes)
+        if term_names:
+            self._layout = self._make_layout(term_names)
+
+    def regroup(self, world: Collective, members: tuple[int, ...], num_ranks: int) -> None:
+        """Go on among those that take part; gradients held are lost.
 
         Args:
             world: All of them.
             members: Their ranks.
+            num_ranks: That there are in all; grows with the fleet.
         """
         self.world, self.members = world, members
+        if num_ranks != self._num_ranks:
+            self._num_ranks = num_ranks
+            if self._layout is not None:
+                self._layout = self._make_layout(self._layout.term_names)
         self.gradient_group = self._voted = None
         self._open = False
         if self._buckets is not None:
@@ -347,13 +395,15 @@ class StepEngine:
     def _agree_layout(self) -> TrailerLayout:
         if self._layout is None:
             seen = tuple(sorted(self._terms.names))
-            names = self.agree_names(seen) or (SINGLE_TERM,)
-            self._layout = TrailerLayout(
-                term_names=names,
-                num_parameters=len(self._named),
-                world_size=self._num_ranks,
-            )
+            self._layout = self._make_layout(self.agree_names(seen) or (SINGLE_TERM,))
         return self._layout
+
+    def _make_layout(self, term_names: tuple[str, ...]) -> TrailerLayout:
+        return TrailerLayout(
+            term_names=term_names,
+            num_parameters=len(self._named),
+            world_size=self._num_ranks,
+        )
 
     def _touched(self) -> list[bool]:
         if self._buckets is not None:
@@ -379,11 +429,10 @@ class StepEngine:
         own = dict(zip(names, self._terms.counts(names).tolist(), strict=True))
         return replace(trailer, counts=own, touched=self._touched())
 
-    def _update(self, trailer: Trailer) -> tuple[float | None, bool]:
+    def _update(self, trailer: Trailer, factor: float) -> tuple[float | None, bool]:
         had_none = self.averager is not None and not any(trailer.counts.values())
         if self.gradient_group is None or had_none:
             return None, False
-        factor = self._terms.factor_for(trailer.counts)
         if self._buckets is not None:
             self._buckets.scale_(factor)
             self._buckets.drop_untouched(trailer.touched)

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore
 from geartrain.collectives.faults.bounded import within
 from geartrain.collectives.faults.roll_call import roll_call
 from geartrain.errors import CommunicationError, GeartrainError
-from geartrain.parallel.membership import Gathering
+from geartrain.parallel.membership import ClosedMembership, Gathering, Gone, OnGone
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -45,7 +46,7 @@ _STORE_S = 20.0
 _MOST_ATTEMPTS = 16
 
 
-class Survivors:
+class Survivors(ClosedMembership):
     """The members of a job as this rank knows them.
 
     Args:
@@ -68,7 +69,8 @@ class Survivors:
         self._rank = rank
         self._names = hub.place.device_ids
         self._min_devices = min_devices
-        self._on_gathered: Callable[[Gathering], None] | None = None
+        self._on_gone: OnGone | None = None
+        self._gone: tuple[Gone, ...] = ()  # all so far
         self._on_interrupted: Callable[[], None] | None = None
         self.is_left_out = False
         """Whether the others go on without this rank."""
@@ -80,8 +82,8 @@ class Survivors:
         self._is_gathering = False
         self._is_closed = False
         self._latest: Gathering | None = None
-        self._untold: Gathering | None = None
         self._failure: str | None = None
+        self._num_told = 0  # of those that are gone
         self._settled = 0  # generation that the training goes on with
         hub.on_fault = partial(self._faulted, 0)
 
@@ -95,6 +97,9 @@ class Survivors:
     def may_apply(self, name: StepName) -> bool:  # noqa: ARG002 - protocol
         """Where all that are left have voted, they decide it themselves."""
         return True
+
+    def ready(self) -> None:
+        """Nothing: who has come is ready."""
 
     def begin_step(self) -> None:
         """Nothing: only the exchange is watched."""
@@ -111,21 +116,25 @@ class Survivors:
         return _reason(fault) if fault is not None else None
 
     def follow(
-        self, on_gathered: Callable[[Gathering], None], on_interrupted: Callable[[], None]
+        self,
+        on_gone: OnGone,
+        on_interrupted: Callable[[], None],
+        on_idle: Callable[[], None],  # noqa: ARG002 - protocol
     ) -> None:
         """Have functions called from the thread; what came before is told at once.
 
         Args:
-            on_gathered: Once an exchange among those left is open.
+            on_gone: With all that are gone, once an exchange among those left is open.
             on_interrupted: As soon as a member was lost; must not block.
+            on_idle: Not called.
         """
         with self._changed:
-            self._on_gathered, self._on_interrupted = on_gathered, on_interrupted
-            latest, was_interrupted = self._untold, bool(self._faults)
+            self._on_gone, self._on_interrupted = on_gone, on_interrupted
+            gone, was_interrupted = self._gone, bool(self._faults)
         if was_interrupted:
             on_interrupted()
-        if latest is not None:
-            on_gathered(latest)
+        if gone:
+            on_gone(gone)
 
     def check(self) -> None:
         """Look whether the generation in force has ended, without waiting.
@@ -158,7 +167,8 @@ class Survivors:
                 msg = self._failure or f"nobody answered within {_SETTLE_S:g} s"
                 raise CommunicationError(msg)
             self._settled = newer.generation
-            return newer
+            gone, self._num_told = self._gone[self._num_told :], len(self._gone)
+            return replace(newer, gone=gone)
 
     def part(self) -> None:
         """Nothing: exchanges are closed in order."""
@@ -202,9 +212,10 @@ class Survivors:
             self._on_interrupted()
         gathering = self._find_members(fault, fault.at_s)
         with self._changed:
-            on_gathered, self._untold = self._on_gathered, gathering
-        if on_gathered is not None:
-            on_gathered(gathering)
+            on_gone, self._gone = self._on_gone, (*self._gone, *gathering.gone)
+            gone = self._gone
+        if on_gone is not None:
+            on_gone(gone)
         with self._changed:
             self._hub, self._ranks = gathering.hub, gathering.ranks
             self._reached, self._latest = gathering.generation, gathering
@@ -250,9 +261,17 @@ class Survivors:
                 hub=hub,
                 collective=collective,
                 reason=reason,
-                suspects=fault.suspects,
-                noticed_at_s=noticed_at_s,
-                silent_s=fault.silent_s,
+                gone=tuple(
+                    Gone(
+                        rank=rank,
+                        incarnation=f"{rank}.0",
+                        reason=_reason_of(rank, fault),
+                        at_s=noticed_at_s,
+                        silent_s=fault.silent_s,
+                    )
+                    for rank in self._ranks
+                    if rank not in ranks
+                ),
             )
         msg = f"{reason}; those left could not be joined in {_MOST_ATTEMPTS} attempts"
         raise CommunicationError(msg)
@@ -281,6 +300,13 @@ class Survivors:
 def _reason(fault: Fault) -> str:
     """What was found, without who passed it on."""
     return fault.detail.partition(" ended it: ")[2] or fault.detail
+
+
+def _reason_of(rank: int, fault: Fault) -> str:
+    """Why a rank is not among those that are left."""
+    if rank in fault.suspects:
+        return _reason(fault)
+    return f"it did not answer when the others gathered, since {_reason(fault)}"
 
 
 def _clone(store: Store, prefix: str = "") -> Store:

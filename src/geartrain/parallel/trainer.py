@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,11 +14,14 @@ import torch
 from geartrain.data.sampler import ShareView
 from geartrain.errors import CommunicationError, ConfigError, TrainingStopped
 from geartrain.parallel.commit import StepName
+from geartrain.parallel.joining import Donor, Joiner
 from geartrain.parallel.link_watch import LinkWatcher, make_watcher
 from geartrain.parallel.loss_terms import LossTerm
+from geartrain.parallel.meetings import Meetings
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.open_step import OpenStep
 from geartrain.parallel.plan_director import PlanDirector
+from geartrain.parallel.ranks import publish_job
 from geartrain.parallel.regroup import Regrouper
 from geartrain.parallel.regroup_training import (
     check_members,
@@ -61,7 +64,7 @@ from geartrain.parallel.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
-    from geartrain.parallel.membership import Membership
+    from geartrain.parallel.membership import Growth, JoiningMembership
     from geartrain.parallel.ranks import RankPlace
 
 logger = logging.getLogger(__name__)
@@ -108,7 +111,14 @@ class Trainer:
     """None where a lost rank ends the training."""
     is_step_open: bool = False
     """Until it is applied."""
-    _last_loss: float = 0.0
+    last_loss: float = 0.0
+    move_to: Callable[[list[dict[str, int | bool]]], None] = lambda _positions: None
+    """Moves all the session's loaders."""
+    joiner: Joiner | None = None
+    """While this rank does not take part yet."""
+    donor: Donor | None = None
+    """None where nobody can join."""
+    meetings: Meetings = field(init=False)
 
     def __post_init__(self) -> None:
         if self.spec is not None:
@@ -132,11 +142,13 @@ class Trainer:
             place, self.calls, self.engine, self.director, settings.seed
         )
         self.saves = make_saves(self)
+        self.meetings = Meetings(self)
         if membership is not None and run_dir is not None:
             self.regrouper = self._make_regrouper(membership, run_dir)
             self.engine.committer = membership.committer() or make_committer(
                 groups, self.engine
             )
+            self._exchange_states(membership)
 
     def begin(self) -> None:
         """The state is there: take part from now on; all ranks call it.
@@ -144,7 +156,10 @@ class Trainer:
         Raises:
             CommunicationError: If the others do not come in time.
         """
-        if self.regrouper is not None:
+        if self.joiner is not None:
+            self.joiner.membership.join()
+            self.joiner.receive()
+        elif self.regrouper is not None:
             self.regrouper.begin()
 
     # -- what the session asks ----------------------------------------------------
@@ -159,6 +174,9 @@ class Trainer:
         if self.is_evaluating:
             return self.director.evaluation_shares()
         planned_at_s = self.director.planned_at_s
+        if self.joiner is not None:
+            self.joiner.enter(loader)
+            self.joiner = None
         view = retried(self, lambda: self._assign(loader))
         if self.director.planned_at_s != planned_at_s:
             self._finished_at_s = self.director.planned_at_s  # no step took that time
@@ -175,7 +193,7 @@ class Trainer:
             except CommunicationError as error:
                 batch = do_again(self, error, batch)
                 if self.step_index > first:  # it had been applied, here or elsewhere
-                    return self._last_loss
+                    return self.last_loss
 
     def _make_step(self, batch: Any) -> float:  # Any: the user's batch
         try:
@@ -241,10 +259,7 @@ class Trainer:
         Raises:
             CommunicationError: If the others can't go on.
         """
-        result = retried(self, operation)
-        if self.regrouper is not None:
-            self.regrouper.num_together += 1
-        return result
+        return self.meetings.hold(operation)
 
     def save(self, path: Path, positions: list[dict[str, int | bool]]) -> None:
         """Save everything on the lead; see ``Session.save``."""
@@ -314,6 +329,7 @@ class Trainer:
         save_in_tiers(self, outcome)
         if outcome.trailer.stop_requested:
             self._stop()
+        self._serve()
         if self.active_loader is not None:
             self.director.observe(self.step_index, seen)
             if self._watcher is not None:
@@ -339,6 +355,35 @@ class Trainer:
         if outcome.trailer.stop_requested:
             self._stop()
 
+    def positions_before(self) -> list[dict[str, int | bool]]:
+        """Positions of the loaders at the state as it is, also while a step is open."""
+        found, loader = self.positions(), self.active_loader
+        if not self.is_step_open or loader is None:
+            return found
+        after, before = loader.state_dict(), loader.state_before()
+        return [before if position == after else position for position in found]
+
+    def take_place(self, place: Mapping[str, Any]) -> None:  # Any: see Donor.place
+        """Be where another rank is, whose state this one has taken on."""
+        self.step_index, self.last_loss = place["step"], place["last_loss"]
+        self.engine.name = StepName(step=place["step"], lineage=place["lineage"])
+        self.engine.take_shape(tuple(place["term_names"]), place["bucket_bytes"])
+        self.move_to(list(place["positions"]))
+        if self.saves is not None:
+            self.saves.resume_at(self.step_index)
+
+    def replayed(self, outcome: StepOutcome, positions: Sequence[Any]) -> None:
+        """A step that others have computed was applied here."""
+        self._step_scheduler(outcome.loss)
+        self.step_index, self.last_loss = self.step_index + 1, outcome.loss
+        self.move_to(list(positions))
+
+    def grow(self, growth: Growth) -> None:
+        """There are more devices than before."""
+        self.place.grow(growth.fleet, growth.network)
+        if self.place.groups.is_lead:
+            publish_job(self.place.groups)
+
     def _record(self, outcome: StepOutcome) -> tuple[RankFigures, ...]:
         """Write the step down; returns the figures of all ranks."""
         now_s = time.time()
@@ -356,7 +401,7 @@ class Trainer:
 
     def _count_step(self, outcome: StepOutcome) -> None:
         self.step_index += 1
-        self._last_loss = outcome.loss
+        self.last_loss = outcome.loss
         self.is_step_open = False
         if self.regrouper is not None:
             self.regrouper.applied(self.step_index)
@@ -384,6 +429,7 @@ class Trainer:
     def _assign(self, loader: ShareLoader) -> ShareView:
         if self.director.plan is not None:
             check_members(self)
+            self._serve()
         return self.director.assign(loader)
 
     # -- set-up -------------------------------------------------------------------------
@@ -399,7 +445,7 @@ class Trainer:
             state=self.state,
         )
 
-    def _make_regrouper(self, membership: Membership, run_dir: Path) -> Regrouper:
+    def _make_regrouper(self, membership: JoiningMembership, run_dir: Path) -> Regrouper:
         return Regrouper(
             membership=membership,
             groups=self.place.groups,
@@ -409,9 +455,28 @@ class Trainer:
             state=self.state,
             run_dir=run_dir,
             num_in_vain=self._open_step.num_computed,
+            place=Donor(membership, self).place,
+            take_place=self.take_place,
+            grow=self.grow,
+            on_idle=self._serve,
             is_step_open=lambda: self.is_step_open,
             step_scheduler=self._step_scheduler,
         )
+
+    def _exchange_states(self, membership: JoiningMembership) -> None:
+        """Who takes part gives the state to who joins, and may be one of those."""
+        assert self.spec is not None
+        assert self.regrouper is not None
+        self.donor = Donor(membership, self)
+        self.engine.on_reduced = self.donor.pass_on
+        if self.spec.joins:
+            self.joiner = Joiner(
+                membership, self, self.spec.timeout_s, self.regrouper.enter
+            )
+
+    def _serve(self) -> None:
+        if self.donor is not None and self.joiner is None:
+            self.donor.serve()
 
     def _request_stop(self) -> None:
         self._stop_requested = True

@@ -25,17 +25,17 @@ from geartrain.parallel.survivors import Survivors
 from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME
 
 if TYPE_CHECKING:
-    from geartrain.parallel.membership import Membership
+    from geartrain.parallel.membership import JoiningMembership
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.ranks import RankPlace
     from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
     from geartrain.parallel.worker_spec import WorkerSpec
 
 
-MakeMembers = Callable[["RankGroups", "WorkerSpec"], "Membership | None"]
+MakeMembers = Callable[["RankGroups", "WorkerSpec"], "JoiningMembership | None"]
 
 
-def no_members(groups: RankGroups, spec: WorkerSpec) -> Membership | None:  # noqa: ARG001 - protocol
+def no_members(groups: RankGroups, spec: WorkerSpec) -> JoiningMembership | None:  # noqa: ARG001 - protocol
     """No coordinator: the ranks find out among themselves who is left."""
     return None
 
@@ -74,6 +74,7 @@ def make_hub(
         network=network,
         compression=settings.compression,
         explains=spec is not None and spec.mode == "plan",
+        _codecs=place.codecs,
     )
     pinned = settings.pinned_plan
     if pinned is not None and pinned.exchange is not None:
@@ -88,7 +89,7 @@ def make_membership(
     spec: WorkerSpec | None,
     settings: TrainerSettings,
     make_members: MakeMembers,
-) -> Membership | None:
+) -> JoiningMembership | None:
     """Who takes part is followed where the launcher goes on without a lost worker.
 
     Args:
@@ -103,7 +104,9 @@ def make_membership(
     if spec.on_loss == "stop" or spec.mode == "plan":
         return None
     is_committed = isinstance(settings.algorithm, str) and not settings.sync_batchnorm
-    membership = make_members(groups, spec) if is_committed else None
+    membership: JoiningMembership | None = None
+    if is_committed:
+        membership = make_members(groups, spec)
     if membership is None:
         membership = Survivors(
             groups.store, groups.rank, groups.hub, min_devices=spec.min_devices
@@ -124,7 +127,7 @@ def prepare_model(
     model = parts.model.to(place.device.torch_device)
     if settings.invariant_dropout:
         model = convert_dropout(model)
-    if place.world_size > 1:
+    if len(place.groups.members) > 1:
         check_same_model(place.groups, model)
         broadcast_model(place.groups, model)
     return model
@@ -179,6 +182,7 @@ def make_engine(
         ),
         rank=place.rank,
         world=everyone,
+        num_ranks=place.world_size,
         agree_names=agree_names,
         synchronize=place.device.synchronize,
         gradient_group=everyone,

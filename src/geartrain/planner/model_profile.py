@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from geartrain.errors import ConfigError
@@ -172,6 +172,59 @@ class Workload:
                 f"{self.global_batch_size}, the global batch size"
             )
             raise ConfigError(msg)
+
+
+def merge_profiles(
+    known: ModelProfile, current: ModelProfile, order: Sequence[str]
+) -> ModelProfile:
+    """All devices that either profile knows; those of the current one as it says.
+
+    Args:
+        known: Perhaps of more devices, measured earlier.
+        current: What is known of exchanges is taken from it.
+        order: Of the devices, by id; the profile has them in rank order.
+    """
+    curves: dict[str, ComputeCurve] = {}
+    optimizer_s: dict[str, float] = {}
+    for profile in (known, current):
+        curves |= {curve.device_id: curve for curve in profile.curves}
+        if profile.optimizer_s:
+            ids = [curve.device_id for curve in profile.curves]
+            optimizer_s |= dict(zip(ids, profile.optimizer_s, strict=True))
+    names = [name for name in order if name in curves]
+    is_timed = all(name in optimizer_s for name in names)
+    return replace(
+        current,
+        curves=tuple(curves[name] for name in names),
+        optimizer_s=tuple(optimizer_s[name] for name in names) if is_timed else (),
+    )
+
+
+def with_curves(
+    profile: ModelProfile, curves: Sequence[ComputeCurve], order: Sequence[str]
+) -> ModelProfile:
+    """The profile with more devices; updates take as long there as on the slowest.
+
+    Args:
+        profile: Of at least one device.
+        curves: Of devices that it may not have.
+        order: Of the devices, by id.
+    """
+    known = {curve.device_id for curve in profile.curves}
+    added = [curve for curve in curves if curve.device_id not in known]
+    slowest_s = max(profile.optimizer_s, default=0.0)
+    more = replace(
+        profile,
+        curves=tuple(added),
+        optimizer_s=(slowest_s,) * len(added) if profile.optimizer_s else (),
+    )
+    return merge_profiles(more, profile, order)
+
+
+def guess_curve(profile: ModelProfile, device_id: str) -> ComputeCurve:
+    """A device that could not be measured is taken for as slow as the slowest known."""
+    slowest = max(profile.curves, key=lambda curve: curve.seconds[-1])
+    return replace(slowest, device_id=device_id)
 
 
 def only_devices(profile: ModelProfile, device_ids: Collection[str]) -> ModelProfile:

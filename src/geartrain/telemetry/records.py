@@ -14,6 +14,8 @@ EventKind = Literal[
     "replanned",
     "relinked",
     "lost",
+    "left",
+    "joined",
     "epoch",
     "shrunk",
     "saved",
@@ -24,7 +26,8 @@ EventKind = Literal[
 ]
 # linked: the links were probed. exchange: how gradients are exchanged was decided.
 # unsaved: a save failed; training goes on. resumed: it goes on from a save.
-# relinked: a link was off and was probed again. lost: a device is gone for good.
+# relinked: a link was off and was probed again. lost: a device is gone.
+# left: a device left in order. joined: a device takes part from now on.
 # epoch: those left go on; its values are a RecoveryReport's. shrunk: a step was made
 # without the samples of whoever was lost.
 
