@@ -118,7 +118,7 @@ def test_join_is_timed_from_the_start_and_the_others_pause_is_in_steps(
     tmp_path: Path,
 ) -> None:
     born_at_s = BEGAN_AT_S + 10 * STEP_S + 0.01
-    others = [
+    others: list[Record] = [
         hello("a"),
         *steps(1, 12, BEGAN_AT_S),
         # The thirteenth takes as long as three.
@@ -126,7 +126,7 @@ def test_join_is_timed_from_the_start_and_the_others_pause_is_in_steps(
         commit(13, BEGAN_AT_S + 15 * STEP_S),
         *steps(14, 16, BEGAN_AT_S + 15 * STEP_S),
     ]
-    joiner = [
+    joiner: list[Record] = [
         hello("b", born_at_s),
         work(13, BEGAN_AT_S + 14.5 * STEP_S),
         commit(13, BEGAN_AT_S + 15 * STEP_S),

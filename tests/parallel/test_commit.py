@@ -14,7 +14,12 @@ import torch
 
 from geartrain.errors import CommunicationError
 from geartrain.parallel.commit import ExchangeCommitter, StepName, gradient_code
-from geartrain.parallel.handover import Lineage, PlacesDifferError, plan_handover
+from geartrain.parallel.handover import (
+    Lineage,
+    PlacesDifferError,
+    describe_transfer,
+    plan_handover,
+)
 from geartrain.parallel.regroup import Regrouper
 from geartrain.parallel.step_engine import StepEngine
 from local_ranks import run_ranks
@@ -70,6 +75,15 @@ def test_step_that_all_left_have_voted_for_is_applied_though_nobody_has_yet() ->
     handover = plan_handover([lineage(0, 4, "a", "b"), lineage(2, 4, "a", "b")])
 
     assert (handover.applies, handover.to, handover.num_steps) == ((0, 2), (), 5)
+
+
+def test_states_that_are_sent_are_told_of_by_who_gets_them() -> None:
+    rows = [lineage(0, 5, "b"), lineage(1, 4, "a"), lineage(2, 0, "", joins=True)]
+
+    text, values = describe_transfer(plan_handover(rows), rows, ["x", "y", "z"])
+
+    assert text == "the state after 5 steps goes from x to y, z"
+    assert values == {"to_survivors": 1.0, "to_joiners": 1.0}
 
 
 def test_step_that_one_has_not_voted_for_is_done_again() -> None:

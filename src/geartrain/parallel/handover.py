@@ -7,6 +7,7 @@ that. See docs/explanation/faults.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geartrain.errors import CommunicationError
@@ -121,6 +122,25 @@ def plan_handover(everybody: list[Lineage]) -> Handover:
         lead=lineages[0].lead,
         applies=applies,
     )
+
+
+def describe_transfer(
+    handover: Handover, everybody: list[Lineage], device_ids: Sequence[str]
+) -> tuple[str, dict[str, float]]:
+    """Who is given the state, for the run log.
+
+    Returns:
+        A text, and how many of them had been there before and how many join.
+    """
+    joiners = {lineage.rank for lineage in everybody if lineage.joins}
+    num_joining = len(joiners.intersection(handover.to))
+    names = ", ".join(device_ids[rank] for rank in handover.to)
+    text = (
+        f"the state after {handover.num_steps} steps goes from "
+        f"{device_ids[handover.source]} to {names}"
+    )
+    values = {"to_survivors": len(handover.to) - num_joining, "to_joiners": num_joining}
+    return text, {name: float(number) for name, number in values.items()}
 
 
 def _check_same_history(lineages: list[Lineage]) -> None:

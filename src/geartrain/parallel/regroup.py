@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from geartrain.checkpoint.snapshot import read_manifest
 from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError, CommunicationError
-from geartrain.parallel.handover import Handover, Lineage, plan_handover
+from geartrain.parallel.handover import (
+    Handover,
+    Lineage,
+    describe_transfer,
+    plan_handover,
+)
 from geartrain.parallel.plan_director import KnownRates
 from geartrain.parallel.ranks import publish_job
 from geartrain.parallel.recovery import Recovery
@@ -330,6 +335,9 @@ class Regrouper:
         handover = plan_handover(lineages)
         self.groups.lead = handover.lead
         self._apply(handover)
+        if handover.to:
+            told, values = describe_transfer(handover, lineages, self.groups.device_ids)
+            self.recorder.add_event(handover.num_steps, "note", told, values=values)
         self.director.keep_only(handover.planned_sizes)
         self.director.learn([curve for li in lineages for curve in li.curves])
         word = rendezvous.broadcast("rates", self._word(), _Word, self.groups.lead_index)

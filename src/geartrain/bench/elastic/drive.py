@@ -335,6 +335,7 @@ def _close(job: Job, taking_part: Sequence[CaseRuns]) -> None:
         found.joins += [join_outcome(history, member) for member in came]
         found.num_steps += len(history.first_at_s)
         found.num_diverged += history.num_diverged()
+        found.num_transfers += job.num_transfers()
         found.num_steps_lost += num_steps_lost(history)
         found.failures += failures
 

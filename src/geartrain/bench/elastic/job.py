@@ -35,6 +35,7 @@ _KEEN_LOOK_S = 0.001
 SAVE_EVERY = 20
 _SAVED_NAME = "saved"
 _ADDRESS_OPTION = "--address-file"
+_TRANSFERS_KEY = "to_survivors"
 _LIMIT = re.compile(r"\(limit (\d+(?:\.\d+)?) s\)")
 
 
@@ -171,6 +172,14 @@ class Job:
             if event.kind == "lost" and limit is not None:
                 found.append((event.device_id, event.at_s, float(limit[1])))
         return found
+
+    def num_transfers(self) -> int:
+        """States that were sent to members which had been there before."""
+        return sum(
+            int(event.values.get(_TRANSFERS_KEY, 0.0))
+            for event in self.events()
+            if event.kind == "note"
+        )
 
     def events(self) -> list[RunEvent]:
         """All that the run has told."""
