@@ -11,6 +11,7 @@ from geartrain.devices.profile import Fleet
 from geartrain.errors import ConfigError
 from geartrain.launch import LaunchSettings, create_run_directory
 from geartrain.launch.run_directory import (
+    Contacts,
     order_fleet,
     write_run_files,
     write_worker_spec,
@@ -77,7 +78,7 @@ def test_run_files_and_worker_specs_read_back(tmp_path: Path) -> None:
     )
 
     write_run_files(settings)
-    path = write_worker_spec(settings, rank=1, store_port=1234)
+    path = write_worker_spec(settings, 1, Contacts(store_port=1234))
 
     manifest = read_document(tmp_path / "run.json", RunManifest)
     spec = read_document(path, WorkerSpec)
@@ -94,7 +95,7 @@ def test_real_devices_keep_torchs_number_of_threads(tmp_path: Path) -> None:
     script.touch()
     settings = LaunchSettings(script=script, fleet=cpu_fleet(1), run_dir=tmp_path)
 
-    path = write_worker_spec(settings, rank=0, store_port=1)
+    path = write_worker_spec(settings, 0, Contacts(store_port=1))
 
     assert read_document(path, WorkerSpec).torch_threads is None
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from geartrain.errors import DeviceError
+from geartrain.launch.coordinator_process import (
+    CoordinatorProcess,
+    Place,
+    needs_coordinator,
+)
 from geartrain.launch.emulated_devices import EmulatedDevices
 from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.output import SteadyObserver
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import (
     CHECKPOINT_NAME,
+    Contacts,
     goes_on,
     log_path,
     order_fleet,
@@ -64,14 +70,35 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         store = stack.enter_context(
             closing(StoreProcess(network.store_address, network.store_command))
         )
+        coordinator = _open_coordinator(settings, network)
+        if coordinator is not None:
+            stack.enter_context(closing(coordinator))
         group = stack.enter_context(closing(WorkerGroup(settings, observer, network)))
-        run = _Run(settings, observer, requests, devices, group)
+        run = _Run(settings, observer, requests, _Parts(devices, group, coordinator))
         if not run.start(store):
             return _interrupted_early(settings)
         verdict = run.watch()
         saved = run.has_saved
     observer.on_tick()  # the last records are on disk now
     return _result(settings, verdict, saved=saved)
+
+
+def _open_coordinator(
+    settings: LaunchSettings, network: EmulatedNetwork
+) -> CoordinatorProcess | None:
+    if not needs_coordinator(settings):
+        return None
+    place = Place(network.store_address, network.store_command)
+    return CoordinatorProcess(settings, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a run is made of, besides its store."""
+
+    devices: EmulatedDevices
+    group: WorkerGroup
+    coordinator: CoordinatorProcess | None
 
 
 class _Run:
@@ -82,14 +109,14 @@ class _Run:
         settings: LaunchSettings,
         observer: LaunchObserver,
         requests: StopRequests,
-        devices: EmulatedDevices,
-        group: WorkerGroup,
+        parts: _Parts,
     ) -> None:
         self._settings = settings
+        self._coordinator = parts.coordinator
         self._observer = observer
         self._requests = requests
-        self._devices = devices
-        self._group = group
+        self._devices = parts.devices
+        self._group = parts.group
         self._asked = False
         self._told: set[int] = set()  # ranks whose loss the user knows of
         self._started_at_s = time.time()
@@ -106,8 +133,13 @@ class _Run:
             time.sleep(_TICK_S)
         port = store.poll_port()
         assert port is not None
+        contacts = Contacts(
+            store_host=store.address,
+            store_port=port,
+            coordinator=None if self._coordinator is None else self._coordinator.spec,
+        )
         for rank, worker in enumerate(self._group.workers):
-            worker.write_spec(store.address, port)
+            worker.write_spec(contacts)
             device = self._settings.fleet.devices[rank]
             self._devices.attach(device.device_id, worker.process.pid)
         self._devices.restart_clock()
@@ -126,6 +158,7 @@ class _Run:
             self._give_up_lost(situation)
             self._show_leader(situation)
             self._pass_on_stop_request()
+            self._keep_coordinator()
             self._devices.poll()
             self._observer.on_tick()
             time.sleep(_TICK_S)
@@ -177,7 +210,15 @@ class _Run:
             stop_timeout_s=self._settings.stop_timeout_s,
             goes_on=goes_on(self._settings.run_dir),
             min_devices=self._settings.min_devices,
+            broken=self._coordinator.failure if self._coordinator else None,
         )
+
+    def _keep_coordinator(self) -> None:
+        if self._coordinator is None:
+            return
+        notice = self._coordinator.poll()
+        if notice is not None:
+            self._observer.on_notice(notice)
 
     def _give_up_lost(self, situation: Situation) -> None:
         """Kill workers that the others go on without, and say so."""
@@ -250,7 +291,8 @@ def _result(settings: LaunchSettings, verdict: Verdict, *, saved: bool) -> Launc
 
 def _failed_message(settings: LaunchSettings, verdict: Verdict) -> str:
     cause = verdict.cause
-    assert cause is not None
+    if cause is None:
+        return f"{verdict.reason}; logs are in {settings.run_dir}"
     failure = cause.failure
     alike = [w for w in verdict.others if _error_of(w) == _error_of(cause) is not None]
     names = ", ".join(w.name for w in sorted([cause, *alike], key=lambda w: w.rank))

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from geartrain.errors import ConfigError
 from geartrain.launch.settings import LaunchSettings
 from geartrain.parallel.save_spec import CHECKPOINTS_NAME, SaveSpec
 from geartrain.parallel.worker_spec import (
+    CoordinatorSpec,
     GoingOn,
     WorkerFailure,
     WorkerLoss,
@@ -99,22 +101,34 @@ def config_of(manifest: RunManifest) -> dict[str, Any]:  # Any: JSON
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contacts:
+    """Whom the workers of a run turn to."""
+
+    store_port: int
+    """Where the rendezvous store listens."""
+    store_host: str = "127.0.0.1"
+    coordinator: CoordinatorSpec | None = None
+    """None: there is none."""
+
+
 def write_worker_spec(
     settings: LaunchSettings,
     rank: int,
-    store_port: int,
+    contacts: Contacts,
     *,
-    store_host: str = "127.0.0.1",
     host: NetworkHost | None = None,
+    num_starts: int = 0,
 ) -> Path:
     """Write ``worker-RANK.json`` and return its path.
 
     Args:
         settings: Of the run.
         rank: Whose spec.
-        store_port: Where the rendezvous store listens.
-        store_host: At which address.
+        contacts: Whom it turns to.
         host: The emulated host that the worker is on; None without emulated links.
+        num_starts: How many processes the rank has had in this run. Whoever is not the
+            first one joins a training that is under way.
     """
     plan_path = settings.plan_path
     spec = WorkerSpec(
@@ -122,8 +136,8 @@ def write_worker_spec(
         world_size=len(settings.fleet.devices),
         fleet_path=str(settings.run_dir / FLEET_NAME),
         run_dir=str(settings.run_dir),
-        store_host=store_host,
-        store_port=store_port,
+        store_host=contacts.store_host,
+        store_port=contacts.store_port,
         interface=None if host is None else host.interface,
         address=None if host is None else host.address,
         mode=settings.mode,
@@ -136,6 +150,9 @@ def write_worker_spec(
         min_devices=settings.min_devices,
         saves=_saves_of(settings),
         resume=settings.resume,
+        coordinator=contacts.coordinator,
+        incarnation=incarnation_of(rank, num_starts),
+        joins=num_starts > 0,
         torch_threads=threads_of(settings.fleet.devices[rank]),
     )
     path = spec_path(settings.run_dir, rank)
@@ -181,9 +198,14 @@ def read_failure(run_dir: Path, rank: int) -> WorkerFailure | None:
     return read_document(path, WorkerFailure) if path.exists() else None
 
 
-def read_loss(run_dir: Path, rank: int) -> WorkerLoss | None:
-    """That the others go on without a worker, if they have said so."""
-    path = run_dir / WorkerLoss.file_name(f"{rank}.0")
+def incarnation_of(rank: int, num_starts: int) -> str:
+    """Names one process of a rank: ``RANK.N``, the Nth of it, from 0."""
+    return f"{rank}.{num_starts}"
+
+
+def read_loss(run_dir: Path, incarnation: str) -> WorkerLoss | None:
+    """That the others go on without a worker's process, if they have said so."""
+    path = run_dir / WorkerLoss.file_name(incarnation)
     return read_document(path, WorkerLoss) if path.exists() else None
 
 

@@ -55,6 +55,8 @@ class Situation:
     goes_on: bool = False
     """Whether the workers can go on by now where one of them is lost."""
     min_devices: int = 1
+    broken: str | None = None
+    """Why the run can't go on whatever its workers do; None: it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class Verdict:
     outcome: Outcome = "finished"
     exit_code: int = 0
     cause: WorkerState | None = None
-    """The worker whose failure ended the run."""
+    """The worker whose failure ended the run; None where it was none."""
     reason: str = ""
     others: tuple[WorkerState, ...] = ()
     """Workers that failed in consequence."""
@@ -83,6 +85,12 @@ def decide(situation: Situation) -> Verdict:
     """
     if situation.kill_requested:
         return _stopped("killed on request")
+    if situation.broken is not None:
+        return _broken(situation.broken)
+    return _decide_by_workers(situation)
+
+
+def _decide_by_workers(situation: Situation) -> Verdict:
     lost = lost_workers(situation)
     failed = [w for w in situation.workers if w not in lost and _has_failed(w, situation)]
     if failed:
@@ -259,6 +267,10 @@ def _failed_at_s(worker: WorkerState) -> float:
         return worker.ended_at_s
     assert worker.loss is not None
     return worker.loss.at_s
+
+
+def _broken(reason: str) -> Verdict:
+    return Verdict(action="end", outcome="failed", exit_code=1, reason=reason)
 
 
 def _stopped(reason: str) -> Verdict:

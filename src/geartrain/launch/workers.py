@@ -17,6 +17,8 @@ from geartrain.launch.handshake import GO, READY
 from geartrain.launch.output import OutputPump
 from geartrain.launch.processes import end_groups, peek_exit_code, start_module
 from geartrain.launch.run_directory import (
+    Contacts,
+    incarnation_of,
     log_path,
     read_failure,
     read_loss,
@@ -96,12 +98,10 @@ class Worker:
         for pump in self._pumps:
             pump.show_since(since_s)
 
-    def write_spec(self, store_address: str, store_port: int) -> None:
+    def write_spec(self, contacts: Contacts) -> None:
         """Write down what the worker reads once it is let go."""
         host = self._network.host_of(self._device.device_id)
-        write_worker_spec(
-            self._settings, self._rank, store_port, store_host=store_address, host=host
-        )
+        write_worker_spec(self._settings, self._rank, contacts, host=host)
 
     def poll_ready(self) -> bool:
         """Whether it has imported what it preloads and waits to be let go."""
@@ -128,7 +128,7 @@ class Worker:
         if self._failure is None:
             self._failure = read_failure(self._run_dir, self._rank)
         if self._loss is None:
-            self._loss = read_loss(self._run_dir, self._rank)
+            self._loss = read_loss(self._run_dir, incarnation_of(self._rank, 0))
         return WorkerState(
             rank=self._rank,
             device_id=self._device.device_id,
