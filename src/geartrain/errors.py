@@ -27,3 +27,7 @@ class CheckpointError(GeartrainError):
 
 class TrainingStopped(GeartrainError):  # noqa: N818 - a request, not a fault
     """All ranks agreed to stop at a step boundary; the state has been saved."""
+
+
+class LeftTraining(TrainingStopped):
+    """This process has left in order, as it was asked to; the others go on without it."""

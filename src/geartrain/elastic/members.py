@@ -20,7 +20,7 @@ from geartrain.elastic.link import Callbacks
 from geartrain.elastic.outcome import MembershipEnded
 from geartrain.elastic.state_receiver import StateReceiver
 from geartrain.elastic.view import HeldState
-from geartrain.errors import CommunicationError
+from geartrain.errors import CommunicationError, LeftTraining
 from geartrain.parallel.commit import StepName
 from geartrain.parallel.membership import Gathering, OnGone
 
@@ -75,6 +75,7 @@ class Members:
         make_client: MakeClient,
     ) -> None:
         self.is_left_out = False
+        self.can_leave = True
         self._place = place
         self._giver = giver
         self._client = make_client(
@@ -155,6 +156,7 @@ class Members:
 
         Raises:
             CommunicationError: If nobody can go on, or not this rank.
+            LeftTraining: If this rank was to leave, and has.
         """
         if not self._is_interrupted_within(_NOTICE_S):
             return None
@@ -169,7 +171,7 @@ class Members:
                 after = epoch.epoch
         except MembershipEnded as ended:
             self.is_left_out = True
-            raise CommunicationError(self._describe(ended)) from ended
+            raise self._error(ended) from ended
 
     def ready(self) -> None:
         """The exchange of the epoch in force stands, and this rank holds its state."""
@@ -200,11 +202,6 @@ class Members:
     def leave(self, reason: str) -> None:
         """Ask to be left out of the epoch after the step that runs."""
         self._client.leave(reason)
-
-    @property
-    def leave_reason(self) -> str | None:
-        """Why this rank is to leave, where an operator or its own ``leave`` says so."""
-        return self._client.drain_reason
 
     def close(self, *, in_order: bool) -> None:
         """Leave the others."""
@@ -299,7 +296,7 @@ class Members:
                 return None
         except MembershipEnded as ended:
             self.is_left_out = True
-            raise CommunicationError(self._describe(ended)) from ended
+            raise self._error(ended) from ended
         return self.gathered()
 
     # -- inside -------------------------------------------------------------------------
@@ -378,14 +375,16 @@ class Members:
         own = self._place.member_id
         return tuple(t.giver_address for t in transfers if t.receiver == own)
 
-    def _describe(self, ended: MembershipEnded) -> str:
-        ending = ended.ending
+    def _error(self, ended: MembershipEnded) -> CommunicationError | LeftTraining:
+        ending, own = ended.ending, self._place.member_id
+        if ending.kind == "dismissed" and not ending.is_failure:
+            return LeftTraining(f"{own} has left ({ending.reason}); the others go on")
         if ending.kind == "dismissed":
-            return (
-                f"the others go on without {self._place.member_id} ({ending.reason}); "
-                "what it computed since was not applied"
+            return CommunicationError(
+                f"the others go on without {own} ({ending.reason}); what it computed since "
+                "was not applied"
             )
-        return (
+        return CommunicationError(
             f"the run can't go on ({ending.kind}): {ending.reason}; start again with "
             "--resume, which loads the last save"
         )

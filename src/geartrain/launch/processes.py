@@ -69,6 +69,9 @@ def end_groups(
     for process in running:
         _signal_group(process, signal.SIGTERM)
         _signal_group(process, signal.SIGCONT)  # duty cycling may have stopped it
+    time.sleep(_POLL_S)
+    for process in running:  # a worker takes the first one for a request to leave in order
+        _signal_group(process, signal.SIGTERM)
     deadline_s = time.monotonic() + grace_s
     while time.monotonic() < deadline_s and any(peek_exit_code(p) is None for p in running):
         time.sleep(_POLL_S)

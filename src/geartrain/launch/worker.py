@@ -21,12 +21,13 @@ import time
 from pathlib import Path
 
 from geartrain.devices.profile import DeviceProfile, Fleet
-from geartrain.errors import ConfigError, TrainingStopped
+from geartrain.errors import ConfigError, LeftTraining, TrainingStopped
 from geartrain.launch.handshake import GO, READY
 from geartrain.launch.parent_death import die_with_parent
 from geartrain.launch.run_directory import failure_path, log_path
 from geartrain.launch.script_failure import describe
 from geartrain.parallel.worker_spec import (
+    LEFT_EXIT_CODE,
     STOPPED_EXIT_CODE,
     WORKER_SPEC_VARIABLE,
     WorkerSpec,
@@ -65,6 +66,8 @@ def _run(spec: WorkerSpec, device: DeviceProfile, script: Path) -> None:
     try:
         with _memory_limit(device):
             runpy.run_path(str(script), run_name="__main__")
+    except LeftTraining:
+        sys.exit(LEFT_EXIT_CODE)
     except TrainingStopped:
         sys.exit(STOPPED_EXIT_CODE)
     except Exception as error:  # noqa: BLE001 - whatever the script raised ends the run

@@ -134,6 +134,7 @@ class Membership(Protocol):
 
         Raises:
             CommunicationError: If nobody can go on, or not this rank.
+            LeftTraining: If this rank was to leave, and has.
         """
 
     def ready(self) -> None:
@@ -172,7 +173,7 @@ class Membership(Protocol):
 class ClosedMembership:
     """The part of a membership that nobody can join: nobody asks for anything."""
 
-    leave_reason: str | None = None
+    can_leave = False
 
     def leave(self, reason: str) -> None:
         """Nothing: nobody could be told."""
@@ -230,9 +231,8 @@ class JoiningMembership(Membership, Protocol):
     each step that is applied, until the joiner takes part itself.
     """
 
-    @property
-    def leave_reason(self) -> str | None:
-        """Why this rank is to leave; None while it is to stay."""
+    can_leave: bool
+    """Whether a rank may leave while the others go on."""
 
     def leave(self, reason: str) -> None:
         """Ask to be left out after the step that runs."""

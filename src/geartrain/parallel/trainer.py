@@ -42,6 +42,7 @@ from geartrain.parallel.trailer import RankFigures
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.trainer_setup import (
     MakeMembers,
+    install_leave_handler,
     install_stop_handler,
     make_calls,
     make_committer,
@@ -210,8 +211,7 @@ class Trainer:
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:  # Any: the user's batch
         """Open a step for an own forward; see ``Session.micro_batches``."""
-        with own_forward(self):
-            self._work = self._open(batch)
+        self._work = self._open_surely(batch)
         try:
             for micro in self._work:
                 self._micro = micro
@@ -316,6 +316,14 @@ class Trainer:
         if self.regrouper is not None:
             self.regrouper.begin_step()
         return self._open_step.open(batch, self.step_index)
+
+    def _open_surely(self, batch: Any) -> Iterator[MicroBatch]:  # Any: the user's batch
+        """Open a step; with another share of it, where members have come or gone."""
+        while True:
+            try:
+                return self._open(batch)
+            except CommunicationError as error:
+                batch = do_again(self, error, batch)
 
     def _close(self) -> float:
         figures = replace(
@@ -469,6 +477,8 @@ class Trainer:
         assert self.regrouper is not None
         self.donor = Donor(membership, self)
         self.engine.on_reduced = self.donor.pass_on
+        if membership.can_leave:
+            install_leave_handler(membership.leave)
         if self.spec.joins:
             self.joiner = Joiner(
                 membership, self, self.spec.timeout_s, self.regrouper.enter

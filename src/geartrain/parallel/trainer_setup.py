@@ -7,6 +7,7 @@ an order that all ranks share, since several of them wait for the other ranks.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,23 @@ def install_stop_handler(request_stop: Callable[[], None]) -> None:
         request_stop()
 
     signal.signal(getattr(signal, STOP_SIGNAL_NAME), on_signal)
+
+
+def install_leave_handler(leave: Callable[[str], None]) -> None:
+    """Have a function called, with the reason, when this process is asked to end.
+
+    SIGTERM is what schedulers send before they take a machine away. The second one ends the
+    process as it would without a handler.
+    """
+
+    def on_signal(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        # Not here: the thread that was interrupted may hold what leaving needs.
+        threading.Thread(
+            target=leave, args=("it was asked to end (SIGTERM)",), daemon=True
+        ).start()
+
+    signal.signal(signal.SIGTERM, on_signal)
 
 
 def make_hub(
