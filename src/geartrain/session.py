@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -27,13 +27,13 @@ from geartrain.parallel.loss_terms import CountFunction, LossFunction, read_own_
 from geartrain.parallel.low_communication import EXACT_ALGORITHM, Algorithm
 from geartrain.parallel.model_calls import ForwardFunction
 from geartrain.parallel.ranks import StartedBy, find_place
-from geartrain.parallel.session_facts import SessionFacts
 from geartrain.parallel.session_settings import (
     check_global_batch_size,
     find_autocast_dtype,
     find_pinned_plan,
     tail_samples,
 )
+from geartrain.parallel.session_state import SessionState
 from geartrain.parallel.trainer import Trainer
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.training_saves import resume
@@ -62,7 +62,7 @@ def _read_environment() -> StartedBy:
 
 
 @dataclass(slots=True)
-class Session(SessionFacts):
+class Session(SessionState):
     """Trains one model on this process's device, in step with all other ranks.
 
     Started by ``geartrain run`` it takes its place in that run's fleet; by torchrun,
@@ -86,8 +86,6 @@ class Session(SessionFacts):
     plan: Plan | None = None
     deterministic: bool = False
     spec: WorkerSpec | None = None
-    _loaders: list[ShareLoader] = field(init=False, default_factory=list)
-    _saved_positions: list[dict[str, int | bool]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         started_by = _read_environment()
@@ -203,6 +201,7 @@ class Session(SessionFacts):
             make_members=make_members,
             positions=self._positions,
             move_to=self._move_to,
+            tracked=self._tracked,
         )
         if not self._place.groups.joins:  # else a member gives it the state
             self._saved_positions = resume(self._trainer)
@@ -368,34 +367,7 @@ class Session(SessionFacts):
         """
         self._trained().average_models()
 
-    # -- saving -------------------------------------------------------------------
-
-    def save(self, path: str | Path) -> None:
-        """Save everything needed to go on: the lead writes, the others return at once.
-
-        With ``setup(compression=...)`` on several hosts all ranks must call it, after the
-        same step: each keeps a part of what its codes lost, and hands it to the lead. To
-        call it on all ranks is right in any case: where the lead is lost over it, the
-        next one saves again after the next step.
-
-        Raises:
-            CheckpointError: If it can't be written; an older snapshot there is kept.
-            CommunicationError: If a rank's part of what compression owes did not come.
-        """
-        self._trained().save(Path(path), self._positions())
-
-    def load(self, path: str | Path) -> None:
-        """Continue from a snapshot, on this or any other fleet; all ranks call it.
-
-        What the saved run's compression owed goes to whoever codes that part of the
-        gradient now; parts that nobody codes any more are dropped with a warning.
-
-        Raises:
-            CheckpointError: If it is damaged or belongs to another model.
-        """
-        self._saved_positions = self._trained().load(Path(path))
-        for loader, position in zip(self._loaders, self._saved_positions, strict=False):
-            loader.load_state_dict(position)
+    # -- the end ------------------------------------------------------------------
 
     def close(self) -> None:
         """Write the last records and leave the other ranks; called at exit as well."""
@@ -404,13 +376,3 @@ class Session(SessionFacts):
         if self._trainer is not None:
             self._trainer.close(gather_waits=error is None)
         self._place.groups.leave()
-
-    # -- internals ----------------------------------------------------------------
-
-    def _move_to(self, positions: list[dict[str, int | bool]]) -> None:
-        self._saved_positions = positions
-        for loader, position in zip(self._loaders, positions, strict=False):
-            loader.move_to(position)
-
-    def _positions(self) -> list[dict[str, int | bool]]:
-        return [loader.state_dict() for loader in self._loaders]

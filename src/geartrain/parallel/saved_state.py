@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from geartrain.checkpoint.snapshot import load_snapshot, read_manifest, save_sna
 from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError
 from geartrain.parallel.state_sync import broadcast_bytes
+from geartrain.parallel.tracked_objects import TrackedObjects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +40,21 @@ class TrainState:
     seed: int
     averager: ModelAverager | None = None
     """Where models are averaged now and then: since when, and the outer momentum."""
+    lineage: str = ""
+    """Of the steps that led here, hexadecimal; empty where they are not named."""
+    tracked: TrackedObjects = field(default_factory=TrackedObjects)
+    """What the script keeps beside its model."""
 
     def components(self) -> dict[str, Any]:  # Any: trees of the checkpoint room
         """State dicts by name."""
         parts: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "training": {"step_index": self.step_index, "seed": self.seed},
+            "training": {
+                "step_index": self.step_index,
+                "seed": self.seed,
+                "lineage": self.lineage,
+            },
         }
         if self.lr_scheduler is not None:
             parts["lr_scheduler"] = self.lr_scheduler.state_dict()
@@ -53,7 +62,7 @@ class TrainState:
             parts["loss_scaler"] = self.scaler.state_dict()
         if self.averager is not None:
             parts[_AVERAGES] = self.averager.state_dict()
-        return parts
+        return parts | self.tracked.state_dicts()
 
     def restore(self, parts: dict[str, Any]) -> None:  # Any: see components
         """Take on a state.
@@ -76,6 +85,7 @@ class TrainState:
                 "them as they were when it was saved"
             )
             raise CheckpointError(msg) from error
+        self.tracked.restore(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +98,8 @@ class LoadedState:
     """How many steps had been made."""
     residuals: SavedResiduals | None
     """What compression owed; None without any."""
+    lineage: str = ""
+    """Of those steps."""
 
 
 def save_state(
@@ -169,6 +181,7 @@ def adopt_state(
         positions=list(training.get("loaders", [])),
         step_index=int(training["step_index"]),
         residuals=parts.get(_RESIDUALS),
+        lineage=str(training.get("lineage", "")),  # absent before steps were named
     )
 
 

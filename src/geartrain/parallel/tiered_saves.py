@@ -63,7 +63,12 @@ class FrozenState:
 
 
 def freeze(
-    components: Components, *, step: int, kind: str, config: Mapping[str, Any]
+    components: Components,
+    *,
+    step: int,
+    kind: str,
+    config: Mapping[str, Any],
+    lineage: str = "",
 ) -> FrozenState:
     """Copy a state.
 
@@ -72,6 +77,7 @@ def freeze(
         step: How many steps it has made.
         kind: ``full``, or ``weights`` for the model alone.
         config: What the run was started with.
+        lineage: Of the steps that led to it.
 
     Raises:
         CheckpointError: If something in a component can't be kept.
@@ -82,7 +88,7 @@ def freeze(
     return FrozenState(
         facts=StateFacts(
             step=step,
-            lineage="",
+            lineage=lineage,
             created_at_s=time.time(),
             tensors=named.facts,
             kind="full" if is_full else "weights",
@@ -118,7 +124,7 @@ class TieredSaves:
         """Whether the state after so many steps is to be saved; asked of the lead."""
         return bool(self._due(step))
 
-    def save(self, components: Components, step: int) -> None:
+    def save(self, components: Components, step: int, lineage: str = "") -> None:
         """Copy the state and have it written; on the lead, where a save is due.
 
         A state that can't be kept, or a store that can't be opened, stops no training: it
@@ -127,6 +133,7 @@ class TieredSaves:
         Args:
             components: State dicts by name.
             step: How many steps have been made.
+            lineage: Of those steps.
         """
         by_kind: dict[str, list[Save]] = {}
         for save in self._due(step):
@@ -136,7 +143,13 @@ class TieredSaves:
             tiers = [s.tier for s in saves]
             try:
                 began_s = time.perf_counter()
-                frozen = freeze(components, step=step, kind=kind, config=self._spec.config)
+                frozen = freeze(
+                    components,
+                    step=step,
+                    kind=kind,
+                    config=self._spec.config,
+                    lineage=lineage,
+                )
                 copied_s = time.perf_counter() - began_s
                 self._open().offer(frozen, step=step, tiers=tiers)
             except CheckpointError as error:

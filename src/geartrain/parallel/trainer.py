@@ -38,6 +38,7 @@ from geartrain.parallel.step_engine import StepEngine
 from geartrain.parallel.step_update import StepOutcome
 from geartrain.parallel.step_work import MicroBatch
 from geartrain.parallel.tiered_saves import TieredSaves
+from geartrain.parallel.tracked_objects import TrackedObjects
 from geartrain.parallel.trailer import RankFigures
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.trainer_setup import (
@@ -120,6 +121,7 @@ class Trainer:
     donor: Donor | None = None
     """None where nobody can join."""
     meetings: Meetings = field(init=False)
+    tracked: TrackedObjects = field(default_factory=TrackedObjects)
 
     def __post_init__(self) -> None:
         if self.spec is not None:
@@ -272,7 +274,7 @@ class Trainer:
     def go_on_from(self, loaded: LoadedState) -> list[dict[str, int | bool]]:
         """Go on from a state that the model has taken on; returns as ``load`` does."""
         self.step_index = loaded.step_index
-        self.engine.name = StepName(step=self.step_index)
+        self.engine.name = StepName(step=self.step_index, lineage=loaded.lineage)
         if self.saves is not None:
             self.saves.resume_at(self.step_index)
         retried(self, lambda: self.residuals.restore(loaded.residuals))
@@ -416,12 +418,13 @@ class Trainer:
 
     def _step_scheduler(self, loss: float) -> None:
         scheduler = self.parts.lr_scheduler
-        if scheduler is None or self.engine.gradient_group is None:
+        if self.engine.gradient_group is None:
             return
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             scheduler.step(loss)
-        else:
+        elif scheduler is not None:
             scheduler.step()
+        self.tracked.after_step()
 
     def _stop(self) -> None:
         where = ""
@@ -508,4 +511,6 @@ class Trainer:
             step_index=self.step_index,
             seed=self.settings.seed,
             averager=self.engine.averager,
+            lineage=self.engine.name.lineage,
+            tracked=self.tracked,
         )

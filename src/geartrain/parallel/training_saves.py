@@ -98,8 +98,9 @@ def save_in_tiers(trainer: Trainer, outcome: StepOutcome) -> None:
     if trainer.residuals.are_coded:
         residuals = trainer.together(trainer.residuals.collect)
     if trainer.place.groups.is_lead:
-        components = whole_state(trainer.state(), trainer.positions(), residuals)
-        trainer.saves.save(components, trainer.step_index)
+        state = trainer.state()
+        components = whole_state(state, trainer.positions(), residuals)
+        trainer.saves.save(components, state.step_index, state.lineage)
 
 
 def resume(trainer: Trainer) -> list[dict[str, int | bool]]:
