@@ -289,10 +289,12 @@ class _Series:
 
     def _settle(self) -> bool:
         """Wait until all devices take part again; False where they do not."""
-        since_step = self.job.history.last_step + _CALM_STEPS
+        since_step = self.job.history.last_step
         if self.case.deed != "coordinator" and not can_rejoin():
             return False  # it is needless to wait for what does not come
-        is_whole = self.job.wait(lambda: self.job.is_whole(since_step), _WHOLE_TIMEOUT_S)
+        is_whole = self.job.wait(
+            lambda: self.job.is_whole(_CALM_STEPS, since_step), _WHOLE_TIMEOUT_S
+        )
         if not is_whole:
             left = sorted(self.job.living())
             self.found.failures.append(f"only {', '.join(left)} train after {since_step}")
@@ -327,7 +329,11 @@ def _close(job: Job, taking_part: Sequence[CaseRuns]) -> None:
     ending, left = job.stop()
     history = job.history
     hit = {name for found in taking_part for name in found.victims}
-    came = [m for m in joiners(history, job.began_at_s) if m.name not in hit]
+    came = [
+        member
+        for member in joiners(history, job.began_at_s)
+        if member.commits or member.name not in hit  # else it was killed as it came in
+    ]
     failures = [f"left behind: {what}" for what in left]
     if ending.outcome not in {"finished", "stopped"}:
         failures.append(f"the run {ending.outcome}: {ending.message}")

@@ -135,11 +135,18 @@ class Job:
             if member.commits and not member.has_ended and is_running(member.process_id)
         }
 
-    def is_whole(self, since_step: int) -> bool:
-        """Whether all devices take part, and a step more than one was made since."""
+    def is_whole(self, num_steps: int, since_step: int) -> bool:
+        """Whether all devices take part and have made some steps together.
+
+        Args:
+            num_steps: That each must have made, whoever came last included.
+            since_step: They count from this one on.
+        """
         living = self.living()
-        is_full = len(living) == self.settings.device_count
-        return is_full and all(m.commits[-1].step > since_step for m in living.values())
+        return len(living) == self.settings.device_count and all(
+            member.commits[-1].step >= max(member.commits[0].step, since_step) + num_steps
+            for member in living.values()
+        )
 
     def hit(self, members: Sequence[Member], number: signal.Signals) -> float:
         """Signal processes; the Unix time just before the last one got it."""
