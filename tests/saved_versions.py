@@ -26,13 +26,16 @@ def save_version(
     step: int = 1,
     kind: str = "full",
     config: dict[str, object] | None = None,
+    lineage: str | None = None,
 ) -> str:
     """Write a version, made at second ``step``.
 
     Returns:
         Its name.
     """
-    return publish_version(store, stored_manifest(store, components, step, kind, config))
+    return publish_version(
+        store, stored_manifest(store, components, step, kind, config, lineage)
+    )
 
 
 def stored_manifest(
@@ -41,13 +44,14 @@ def stored_manifest(
     step: int = 1,
     kind: str = "full",
     config: dict[str, object] | None = None,
+    lineage: str | None = None,
 ) -> StateManifest:
     """Write the chunks of a version, and return what would be published."""
     named = take_apart(components)
     part = store_pieces(store, named.facts, held_pieces(named.tensors))
     facts = StateFacts(
         step=step,
-        lineage=f"lineage-{step}",
+        lineage=f"lineage-{step}" if lineage is None else lineage,
         created_at_s=float(step),
         tensors=named.facts,
         kind=kind,  # type: ignore[arg-type]  # a Literal

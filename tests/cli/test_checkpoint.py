@@ -60,6 +60,7 @@ def test_list_shows_each_version_and_which_is_the_latest(place: Path) -> None:
     assert shown.exit_code == 0
     lines = shown.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["10", "20", "30"]
+    assert ["lineage-20" in line for line in lines[1:4]] == [False, True, False]
     assert ["latest" in line for line in lines[1:4]] == [False, False, True]
     assert [version["step"] for version in found["versions"]] == [10, 20, 30]
     assert found["latest"] == found["versions"][-1]["name"]
@@ -171,6 +172,23 @@ def test_diff_names_tensors_and_settings(place: Path) -> None:
     assert found["config"][0]["name"] == "lr"
     assert not found["is_equal"]
     assert document(invoke("diff", place, f"{place}@30", "--json"))["is_equal"]
+
+
+def test_diff_tells_two_histories_from_one_that_was_changed(tmp_path: Path) -> None:
+    for name, seed, lineage in (("a", 1, "aaaa"), ("b", 1, "bbbb"), ("c", 2, "aaaa")):
+        components = trained_components(seed) | {"training": {"lineage": lineage}}
+        save_version(FileStore(tmp_path / name), components, lineage=lineage)
+
+    other = invoke("diff", tmp_path / "a", tmp_path / "b")
+    changed = invoke("diff", tmp_path / "a", tmp_path / "c")
+    same = document(invoke("diff", tmp_path / "a", tmp_path / "a", "--json"))
+
+    assert "both are of step 1, by different histories: aaaa, bbbb" in other.stdout
+    assert "0 tensors differ" in other.stdout
+    assert "value" not in other.stdout
+    assert "history aaaa), so one of them was changed" in changed.stdout
+    assert same["has_same_history"]
+    assert same["is_equal"]
 
 
 def test_diff_writes_json_also_of_what_is_no_number(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from geartrain.checkpoint.reshard import load_shard
 
 _BLOCK_ELEMENTS = 2**22
 """Compared at once, so that a large tensor needs little memory."""
+_LINEAGE_NAME = "training.lineage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,13 @@ class StateDifference:
     """Settings of the run."""
     values: tuple[Drift, ...]
     """Numbers beside the tensors, such as a learning rate, and the position in the data."""
+    lineages: tuple[str, str] = ("", "")
+    """Names of the histories that led to them; empty where they have none."""
+
+    @property
+    def has_same_history(self) -> bool:
+        """Whether the same steps led to both, as far as that is known."""
+        return self.lineages[0] == self.lineages[1] != ""
 
     @property
     def is_equal(self) -> bool:
@@ -84,7 +92,7 @@ def compare_versions(
             found.append(difference)
         if on_progress is not None:
             on_progress(count, len(names))
-    values = (
+    drifts = (
         *find_drift(_plain_values(ours.structure), _plain_values(theirs.structure)),
         *find_drift({"extras": ours.extras}, {"extras": theirs.extras}),
     )
@@ -92,7 +100,9 @@ def compare_versions(
         tensors=tuple(found),
         num_equal=len(names) - len(found),
         config=find_drift(ours.config, theirs.config),
-        values=values,
+        # Of the history there is more to say than that it differs.
+        values=tuple(drift for drift in drifts if drift.name != _LINEAGE_NAME),
+        lineages=(ours.lineage, theirs.lineage),
     )
 
 

@@ -56,8 +56,8 @@ def list_verb(place: str, as_json: bool) -> None:
             }
         )
         return
-    head = ("step", "kind", "saved at", "state", "", "tensors", "size", "chunks")
-    print_table(head, map(_show_row, rows), num_text_columns=5)
+    head = ("step", "kind", "saved at", "state", "", "history", "tensors", "size", "chunks")
+    print_table(head, map(_show_row, rows), num_text_columns=6)
     for name, problem in damaged.items():
         click.echo(f"damaged: {name}: {problem}")
     click.echo(f"{store.label} holds {format_bytes(sum(sizes.values()))} in chunks")
@@ -173,6 +173,7 @@ def _show_row(row: dict[str, Any]) -> tuple[str, ...]:  # Any: see _facts
         f"{saved_at:%Y-%m-%d %H:%M:%S} UTC",
         f"{missing} chunks missing" if missing else "whole",
         "latest" if row["is_latest"] else "",
+        row["lineage"][:12],
         str(row["num_tensors"]),
         format_bytes(row["num_bytes"]),
         str(row["num_chunks"]),

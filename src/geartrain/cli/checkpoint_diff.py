@@ -35,7 +35,9 @@ def diff(first: str, second: str, as_json: bool) -> None:
     if as_json:
         print_json(_to_json(found))
     else:
+        steps = sides[0].manifest.step, sides[1].manifest.step
         _print(found)
+        _print_history(found, steps)
 
 
 def _to_json(found: StateDifference) -> dict[str, Any]:  # Any: JSON
@@ -44,7 +46,10 @@ def _to_json(found: StateDifference) -> dict[str, Any]:  # Any: JSON
         value = row["max_abs_difference"]
         if value is not None and not math.isfinite(value):
             row["max_abs_difference"] = str(value)  # JSON has no such numbers
-    return document | {"is_equal": found.is_equal}
+    return document | {
+        "is_equal": found.is_equal,
+        "has_same_history": found.has_same_history,
+    }
 
 
 def _print(found: StateDifference) -> None:
@@ -56,6 +61,17 @@ def _print(found: StateDifference) -> None:
             click.echo(f"{title} {drift}")
     num_differing = len(found.tensors)
     click.echo(f"{num_differing} tensors differ, {found.num_equal} are equal")
+
+
+def _print_history(found: StateDifference, steps: tuple[int, int]) -> None:
+    first, second = (lineage[:12] for lineage in found.lineages)
+    if found.has_same_history:
+        what = "" if found.is_equal else ", so one of them was changed afterwards"
+        click.echo(f"the same steps led to both (history {first}){what}")
+    elif steps[0] == steps[1] and first and second:
+        click.echo(
+            f"both are of step {steps[0]}, by different histories: {first}, {second}"
+        )
 
 
 def _row(tensor: TensorDifference) -> tuple[str, ...]:

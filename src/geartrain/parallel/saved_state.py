@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from geartrain.checkpoint.optimizer_state import load_optimizer_state
@@ -134,6 +135,8 @@ def copy_tree(tree: Any) -> Any:  # Any: what checkpoint.tree keeps
     """A copy on the host that nobody changes any more."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
     if isinstance(tree, dict):
         copied = copy.copy(tree)  # of its own kind, which may know its defaults
         for key, value in tree.items():
