@@ -188,10 +188,11 @@ def needs_coordinator(settings: LaunchSettings) -> bool:
 def limits_of(settings: LaunchSettings) -> Limits:
     """How patient the coordinator of a run is.
 
-    Which failing device is started again is the launcher's to decide, so the coordinator
-    sets no limit to failures of its own.
+    Which failing device is started again, and when, is the launcher's to decide, so the
+    coordinator sets no limit to failures and no waits of its own.
     """
     return Limits(
+        backoff_s=0.0,
         expected_members=len(settings.fleet.devices),
         min_members=settings.min_devices,
         start_s=settings.peer_timeout_s,
