@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from geartrain.checkpoint.local_tier import LocalTier
 from geartrain.checkpoint.pieces import HeldPiece, StoredPart, assemble_manifest
 from geartrain.checkpoint.ranges import StateRange
 from geartrain.errors import CheckpointError
+from small_disk import small_disk
 from stored_versions import (
     describe,
     facts_of,
@@ -241,23 +241,6 @@ def test_a_write_that_the_system_refuses_leaves_the_old_version(tmp_path: Path) 
 
     assert ended.returncode == 0, ended.stderr
     assert "File too large (needs 4.0 MiB" in ended.stdout
-
-
-@contextmanager
-def small_disk(place: Path, size: str) -> Iterator[Path]:
-    disk = place / "disk"
-    disk.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=False)
 
 
 @pytest.mark.root

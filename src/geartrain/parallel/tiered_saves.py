@@ -104,7 +104,7 @@ class TieredSaves:
 
     Args:
         spec: Where to, and how often.
-        tell: Told of saves that were made or failed.
+        tell: Told of saves that were made or failed; failures are logged, too.
         step: How many steps have been made.
     """
 
@@ -153,6 +153,7 @@ class TieredSaves:
                 copied_s = time.perf_counter() - began_s
                 self._open().offer(frozen, step=step, tiers=tiers)
             except CheckpointError as error:
+                logger.warning("step %d was not saved: %s", step, error)
                 self._tell(UNSAVED, f"step {step} was not saved: {error}")
                 continue
             logger.debug("step %d was copied in %s", step, format_seconds(copied_s))

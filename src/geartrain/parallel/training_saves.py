@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from geartrain.parallel.regroup import Save
 from geartrain.parallel.resume import take_up
 from geartrain.parallel.saved_state import save_state, whole_state
-from geartrain.parallel.tiered_saves import UNSAVED, TieredSaves
+from geartrain.parallel.tiered_saves import TieredSaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +69,6 @@ def make_saves(trainer: Trainer) -> TieredSaves | None:
 
     def tell(kind: EventKind, text: str) -> None:
         trainer.recorder.add_event(trainer.step_index, kind, text)
-        if kind == UNSAVED:
-            logger.warning("%s", text)
 
     return TieredSaves(spec.saves, tell)
 
