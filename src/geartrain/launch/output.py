@@ -99,6 +99,11 @@ class OutputPump:
                     self._observer.on_output(self._stream, data)
             self._held.clear()
 
+    def hide(self) -> None:
+        """Show no more of it, until ``show_since`` is called again."""
+        with self._lock:
+            self._is_shown = False
+
     def _pump(self) -> None:
         with self._source, self._log:
             # read1 returns what is there: a prompt or progress bar must not wait.

@@ -15,6 +15,7 @@ from geartrain.devices.emulation.schedule import check_schedule, parse_schedule
 from geartrain.devices.host import cores_present
 from geartrain.devices.profile import Fleet
 from geartrain.errors import ConfigError
+from geartrain.launch.respawn import RespawnSettings
 from geartrain.parallel.save_spec import ResumeSpec
 from geartrain.parallel.worker_spec import OnLoss
 from geartrain.planner import Plan
@@ -42,6 +43,8 @@ class LaunchSettings:
     """What the others do where a worker is lost while training."""
     min_devices: int = 1
     """With fewer left the run ends."""
+    respawn: RespawnSettings | None = field(default_factory=RespawnSettings)
+    """How often lost workers are started again; None: never."""
     cadence: Cadence | None = field(default_factory=Cadence)
     """How often the state is saved while training; None: never."""
     durable_url: str | None = None

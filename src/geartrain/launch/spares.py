@@ -99,6 +99,30 @@ def spares_for(kinds: Sequence[str], preload: Sequence[str]) -> SpareSettings:
     )
 
 
+def start_cold(
+    order: WorkerOrder,
+    preload: Sequence[str],
+    channel: socket.socket,
+    outputs: tuple[Output, Output],
+    *,
+    place: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> StartedWorker:
+    """Start a worker as a new process; the arguments are those of ``Spares.start``."""
+    process = start_module(
+        "geartrain.launch.worker",
+        [
+            f"--launcher-fd={channel.fileno()}",
+            f"--launcher-pid={os.getpid()}",
+            *order.worker_arguments(preload),
+        ],
+        stdout=outputs[0],
+        stderr=outputs[1],
+        pass_fds=(channel.fileno(),),
+        place=place,
+    )
+    return OwnChild(process)
+
+
 class Spares:
     """Starts workers as fast as the node can; cold where nothing is warm.
 
@@ -177,19 +201,7 @@ class Spares:
                 logger.warning("a worker is started cold, which takes longer: %s", error)
                 self._restarts.note_failure()
                 self._retire(warm)
-        process = start_module(
-            "geartrain.launch.worker",
-            [
-                f"--launcher-fd={channel.fileno()}",
-                f"--launcher-pid={os.getpid()}",
-                *order.worker_arguments(self._settings.preload),
-            ],
-            stdout=outputs[0],
-            stderr=outputs[1],
-            pass_fds=(channel.fileno(),),
-            place=place,
-        )
-        return OwnChild(process)
+        return start_cold(order, self._settings.preload, channel, outputs, place=place)
 
     def close(self) -> None:
         """End the warm processes. Forked workers end with them: end those before."""

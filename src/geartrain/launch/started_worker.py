@@ -85,6 +85,10 @@ def end_workers(
     for worker in running:
         worker.signal_group(signal.SIGTERM)
         worker.signal_group(signal.SIGCONT)  # duty cycling may have stopped it
+    if running:
+        time.sleep(_POLL_S)
+    for worker in running:  # it takes the first one for a request to leave in order
+        worker.signal_group(signal.SIGTERM)
     deadline_s = time.monotonic() + grace_s
     while time.monotonic() < deadline_s and any(
         worker.peek_exit_code() is None for worker in running

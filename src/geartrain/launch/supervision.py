@@ -8,6 +8,7 @@ from typing import Literal
 
 from geartrain.launch.settings import Outcome
 from geartrain.parallel.worker_spec import (
+    LEFT_EXIT_CODE,
     STOPPED_EXIT_CODE,
     WorkerFailure,
     WorkerLoss,
@@ -19,6 +20,8 @@ EXIT_GRACE_S = 2.0
 """How long the others get to end by themselves after a script's own sys.exit(n)."""
 LOSS_GRACE_S = 20.0
 """How long the others get to say that they go on without a worker that was killed."""
+LEAVE_GRACE_S = 30.0
+"""How long a worker that the others go on without in order gets to end by itself."""
 INTERRUPTED_EXIT_CODE = 130
 """Shells report 128 + SIGINT for a program that Ctrl-C ended."""
 
@@ -36,6 +39,12 @@ class WorkerState:
     out_of_memory_kills: int = 0
     loss: WorkerLoss | None = None
     """That the others go on without it; they may do so before it has ended."""
+    has_entered: bool = True
+    """False for a process that was started later and does not take part yet."""
+    is_away: bool = False
+    """It was found to be lost or to have left before; that is not taken back."""
+    returns: bool = False
+    """Another process of its rank is to be started."""
 
     @property
     def name(self) -> str:
@@ -55,6 +64,8 @@ class Situation:
     goes_on: bool = False
     """Whether the workers can go on by now where one of them is lost."""
     min_devices: int = 1
+    has_coordinator: bool = False
+    """Whether somebody else than the workers notices losses and waits for comebacks."""
     broken: str | None = None
     """Why the run can't go on whatever its workers do; None: it can."""
 
@@ -96,10 +107,10 @@ def _decide_by_workers(situation: Situation) -> Verdict:
     if failed:
         return _decide_failure(situation, failed, lost)
     if lost and _is_in_vain(situation, lost):
-        return _failure(situation, min(lost, key=_failed_at_s), list(lost))
+        return _failure(situation, _first_lost(lost), list(lost))
     waiting = [w for w in situation.workers if w.exit_code is None and w not in lost]
-    if not waiting:
-        return _all_ended(situation)
+    if _is_over(situation, lost, waiting):
+        return _all_ended(situation, lost)
     asked_at_s = situation.stop_requested_at_s
     if asked_at_s is not None and situation.now_s > asked_at_s + situation.stop_timeout_s:
         names = ", ".join(w.name for w in waiting)
@@ -110,43 +121,122 @@ def _decide_by_workers(situation: Situation) -> Verdict:
 
 
 def lost_workers(situation: Situation) -> tuple[WorkerState, ...]:
-    """Workers that the others go on without, or will."""
+    """Workers that the others go on without, or will; also those that left in order."""
     return tuple(w for w in situation.workers if _is_lost(w, situation))
+
+
+def has_left(worker: WorkerState) -> bool:
+    """Whether a worker that is lost to the others went in order: it is no failure."""
+    if worker.loss is not None:
+        return not worker.loss.is_failure
+    return worker.exit_code == LEFT_EXIT_CODE
 
 
 def leader(situation: Situation) -> WorkerState:
     """Whose output is shown: the lowest rank that the others do not go on without."""
-    there = [w for w in situation.workers if w.loss is None]
+    there = [
+        w for w in situation.workers if w.loss is None and not w.is_away and w.has_entered
+    ]
     return min(there or situation.workers, key=lambda w: w.rank)
 
 
 def excluded_workers(situation: Situation) -> tuple[WorkerState, ...]:
-    """Lost workers that still run: frozen or cut off, and to be killed."""
-    return tuple(w for w in situation.workers if w.loss is not None and w.exit_code is None)
+    """Lost workers that still run: frozen or cut off, and to be killed.
+
+    Who leaves in order gets the time to end by itself.
+    """
+    return tuple(
+        w
+        for w in situation.workers
+        if w.loss is not None
+        and w.exit_code is None
+        and (w.loss.is_failure or situation.now_s > w.loss.at_s + LEAVE_GRACE_S)
+    )
+
+
+def loss_reason(worker: WorkerState) -> str:
+    """How a worker was lost, in words for people."""
+    if worker.out_of_memory_kills:
+        return "the kernel killed it: out of memory of that device"
+    if worker.loss is not None:
+        return worker.loss.reason
+    if worker.failure is not None:
+        return worker.failure.error
+    if worker.exit_code == LEFT_EXIT_CODE:
+        return "it left in order"
+    assert worker.exit_code is not None, "without a loss told it has ended"
+    return f"was killed by {_signal_name(-worker.exit_code)}"
 
 
 def _is_lost(worker: WorkerState, situation: Situation) -> bool:
-    if worker.loss is not None:
+    if worker.is_away or worker.loss is not None:
         return True
-    code = worker.exit_code
+    code, can_be_lost = worker.exit_code, situation.goes_on or not worker.has_entered
+    if worker.failure is not None:
+        return situation.has_coordinator and _lost_only_peers(worker, situation)
+    if code == LEFT_EXIT_CODE:
+        return situation.has_coordinator
     was_killed = code is not None and code < 0 and code != -signal.SIGUSR1
-    return situation.goes_on and was_killed and worker.failure is None
+    return can_be_lost and was_killed
+
+
+def _lost_only_peers(worker: WorkerState, situation: Situation) -> bool:
+    """Whether a worker that failed is no reason for the others to end."""
+    assert worker.failure is not None
+    if not worker.failure.secondary:
+        return False
+    if not worker.has_entered:
+        return True
+    others_go_on = any(
+        w.exit_code is None and w.failure is None and w.has_entered and not w.is_away
+        for w in situation.workers
+    )
+    # At first its cause may still show: the others may be about to end, too.
+    return others_go_on and situation.now_s >= worker.failure.at_s + CAUSE_GRACE_S
 
 
 def _is_in_vain(situation: Situation, lost: tuple[WorkerState, ...]) -> bool:
-    if len(situation.workers) - len(lost) < situation.min_devices:
-        return True
+    if _num_left(situation, lost) < situation.min_devices:
+        return any(not has_left(w) for w in lost) or _num_left(situation, lost) > 0
+    if situation.has_coordinator:
+        return False
     return any(
         w.loss is None and situation.now_s > _failed_at_s(w) + LOSS_GRACE_S for w in lost
     )
 
 
-def _all_ended(situation: Situation) -> Verdict:
-    lost = lost_workers(situation)
+def _first_lost(lost: tuple[WorkerState, ...]) -> WorkerState:
+    """Whose loss counts as the cause: the earliest one that was no leave."""
+    return min(lost, key=lambda w: (has_left(w), _failed_at_s(w)))
+
+
+def _num_left(situation: Situation, lost: tuple[WorkerState, ...]) -> int:
+    """Devices that train or will again."""
+    return sum(w.returns or w not in lost for w in situation.workers)
+
+
+def _is_over(
+    situation: Situation, lost: tuple[WorkerState, ...], waiting: list[WorkerState]
+) -> bool:
+    """Whether nothing is left to wait for; who has not entered by now never will."""
+    if any(w.has_entered for w in waiting):
+        return False
+    if any(w not in lost and w.exit_code is not None for w in situation.workers):
+        return True
+    return not waiting and not any(w.returns for w in lost)
+
+
+def _all_ended(situation: Situation, lost: tuple[WorkerState, ...]) -> Verdict:
+    if len(lost) == len(situation.workers):
+        return _stopped("all devices have left")
     codes = {w.exit_code for w in situation.workers if w not in lost}
     if situation.stop_requested_at_s is None and STOPPED_EXIT_CODE not in codes:
         return Verdict(action="end")
-    unsaved = [w.name for w in situation.workers if w.exit_code == -signal.SIGUSR1]
+    unsaved = [
+        w.name
+        for w in situation.workers
+        if w.exit_code == -signal.SIGUSR1 and w.has_entered
+    ]
     if unsaved:
         return _stopped(f"stopped before {', '.join(unsaved)} had a session")
     return _stopped("stopped")
@@ -162,7 +252,7 @@ def _decide_failure(
         if running and situation.now_s < first_at_s + CAUSE_GRACE_S:
             return WATCH
         if lost:  # the others could not go on
-            return _failure(situation, min(lost, key=_failed_at_s), [*lost, *failed])
+            return _failure(situation, _first_lost(lost), [*lost, *failed])
         return _failure(situation, min(failed, key=_failed_at_s), failed)
     cause = min(primary, key=_failed_at_s)
     left_by_itself = cause.failure is None and (cause.exit_code or 0) > 0
@@ -214,16 +304,14 @@ def _loss_reason(
     cause: WorkerState, others: tuple[WorkerState, ...], situation: Situation
 ) -> str:
     """How a worker was lost, and why the others could not go on without it."""
-    if cause.out_of_memory_kills:
-        reason = "the kernel killed it: out of memory of that device"
-    elif cause.loss is not None:
-        reason = f"was lost: {cause.loss.reason}"
-    else:
-        assert cause.exit_code is not None, "without a loss told it was killed"
-        reason = f"was killed by {_signal_name(-cause.exit_code)}"
-    left = len(situation.workers) - len(lost_workers(situation))
-    if left < situation.min_devices:
-        return f"{reason}; {left} devices are left, at least {situation.min_devices} must"
+    reason = loss_reason(cause)
+    if cause.loss is not None and not cause.out_of_memory_kills:
+        reason = f"was lost: {reason}"
+    num_left = _num_left(situation, lost_workers(situation))
+    if num_left < situation.min_devices:
+        return (
+            f"{reason}; {num_left} devices are left, at least {situation.min_devices} must"
+        )
     told = [w for w in others if w.failure is not None and w.loss is None]
     errors = [w.failure.error for w in sorted(told, key=lambda w: w.rank) if w.failure]
     if not errors:

@@ -9,15 +9,16 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.handshake import GO, READY
 from geartrain.launch.output import OutputPump
-from geartrain.launch.processes import end_groups, peek_exit_code, start_module
 from geartrain.launch.run_directory import (
     Contacts,
+    failure_path,
     incarnation_of,
     log_path,
     read_failure,
@@ -27,64 +28,96 @@ from geartrain.launch.run_directory import (
     write_worker_spec,
 )
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
+from geartrain.launch.spares import Spares, WorkerOrder, start_cold
+from geartrain.launch.started_worker import StartedWorker, Way, end_workers
 from geartrain.launch.supervision import WorkerState
 from geartrain.parallel.worker_spec import WorkerFailure, WorkerLoss
 
+_WARM_START_S = 2.0
+"""How long a warm process may take, before it is a cold start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all workers of a run share."""
+
+    settings: LaunchSettings
+    observer: LaunchObserver
+    network: EmulatedNetwork
+    spares: Spares | None = None
+    """Where workers come from that are started again; None: they are started cold."""
+
 
 class Worker:
-    """One worker process as the launcher sees it."""
+    """One process of one rank, as the launcher sees it.
 
-    def __init__(
-        self,
-        settings: LaunchSettings,
-        rank: int,
-        observer: LaunchObserver,
-        network: EmulatedNetwork,
-    ) -> None:
-        self._settings = settings
-        self._network = network
-        self._run_dir = settings.run_dir
-        self._rank = rank
-        self._device = settings.fleet.devices[rank]
+    Args:
+        around: Of the run.
+        rank: Which device it works.
+        num_starts: How many processes the rank has had before.
+    """
+
+    def __init__(self, around: Surroundings, rank: int, num_starts: int = 0) -> None:
+        self.rank = rank
+        self.num_starts = num_starts
+        self.incarnation = incarnation_of(rank, num_starts)
+        self.device = around.settings.fleet.devices[rank]
+        self.started_at_s = time.monotonic()
+        self.has_entered = num_starts == 0
+        """Whether it takes part; who joins does not at once."""
+        self.is_away = False
+        """Whether the others go on without it, for good; it may still run."""
+        self.was_let_go = False
+        self._settings = around.settings
+        self._network = around.network
+        self._run_dir = around.settings.run_dir
         self._channel, remote = socket.socketpair()
         self._ready = False
         self._ended_at_s: float | None = None
         self._failure: WorkerFailure | None = None
         self._loss: WorkerLoss | None = None
-        self._pumps: list[OutputPump] = []
         with remote:
-            self.process = self._start(settings, remote.fileno(), rank)
-        self._attach_pumps(observer)
+            self._process = self._start(around, remote)
+        self._pumps = self._attach_pumps(around.observer)
 
-    def _start(
-        self, settings: LaunchSettings, remote_fd: int, rank: int
-    ) -> subprocess.Popen[bytes]:
-        threads = threads_of(self._device)
-        options = [f"--launcher-fd={remote_fd}", f"--launcher-pid={os.getpid()}"]
-        options += [] if threads is None else [f"--threads={threads}"]
-        if self._network.host_of(self._device.device_id) is not None:
-            options.append("--emulated-host")
-        options += [f"--preload={name}" for name in settings.preload]
-        return start_module(
-            "geartrain.launch.worker",
-            [
-                *options,
-                str(spec_path(self._run_dir, rank)),
-                str(settings.script),
-                *settings.arguments,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(remote_fd,),
-            place=partial(self._network.worker_command, self._device.device_id),
+    @property
+    def process_id(self) -> int:
+        """Of the process, which is also that of its group."""
+        return self._process.pid
+
+    @property
+    def way(self) -> Way:
+        """How it was started."""
+        return self._process.way
+
+    @property
+    def process(self) -> StartedWorker:
+        """The process itself."""
+        return self._process
+
+    def _start(self, around: Surroundings, remote: socket.socket) -> StartedWorker:
+        host = self._network.host_of(self.device.device_id)
+        order = WorkerOrder(
+            spec=spec_path(self._run_dir, self.rank),
+            script=self._settings.script,
+            arguments=self._settings.arguments,
+            threads=threads_of(self.device),
+            namespace=None if host is None else host.namespace,
         )
+        outputs = (subprocess.PIPE, subprocess.PIPE)
+        place = partial(self._network.worker_command, self.device.device_id)
+        if around.spares is not None and self.num_starts:
+            return around.spares.start(
+                order, remote, outputs, place=place, within_s=_WARM_START_S
+            )
+        return start_cold(order, self._settings.preload, remote, outputs, place=place)
 
-    def _attach_pumps(self, observer: LaunchObserver) -> None:
-        out, err = self.process.stdout, self.process.stderr
+    def _attach_pumps(self, observer: LaunchObserver) -> list[OutputPump]:
+        out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
-        path = log_path(self._run_dir, self._rank)
-        self._pumps = [
+        path = log_path(self._run_dir, self.rank)
+        return [
             OutputPump(out, "stdout", path, observer),
             OutputPump(err, "stderr", path, observer),
         ]
@@ -98,51 +131,73 @@ class Worker:
         for pump in self._pumps:
             pump.show_since(since_s)
 
+    def hide_output(self) -> None:
+        """Show no more of it: another one leads."""
+        for pump in self._pumps:
+            pump.hide()
+
     def write_spec(self, contacts: Contacts) -> None:
         """Write down what the worker reads once it is let go."""
-        host = self._network.host_of(self._device.device_id)
-        write_worker_spec(self._settings, self._rank, contacts, host=host)
+        host = self._network.host_of(self.device.device_id)
+        write_worker_spec(
+            self._settings, self.rank, contacts, host=host, num_starts=self.num_starts
+        )
 
     def poll_ready(self) -> bool:
         """Whether it has imported what it preloads and waits to be let go."""
         if not self._ready and select.select([self._channel], [], [], 0)[0]:
-            self._ready = self._channel.recv(1) == READY
+            with suppress(ConnectionResetError):  # it was killed
+                self._ready = self._channel.recv(1) == READY
         return self._ready
 
     def let_go(self) -> None:
         """Have it run the script."""
+        self.was_let_go = True
         with suppress(BrokenPipeError):  # it ended meanwhile; the next state says so
             self._channel.sendall(GO)
 
     def ask_to_stop(self) -> None:
         """Ask its session to save and stop at the next step boundary."""
-        if self.process.returncode is None and peek_exit_code(self.process) is None:
+        if self._process.peek_exit_code() is None:
             # Not the group: what the script started does not know the signal.
-            os.kill(self.process.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR1)
 
-    def state(self, out_of_memory_kills: int) -> WorkerState:
-        """What is known of it now."""
-        exit_code = peek_exit_code(self.process)
+    def state(self, out_of_memory_kills: int, *, returns: bool = False) -> WorkerState:
+        """What is known of it now.
+
+        Args:
+            out_of_memory_kills: Of its device, so far.
+            returns: Whether the rank is to get another process.
+        """
+        exit_code = self._process.peek_exit_code()
         if exit_code is not None and self._ended_at_s is None:
             self._ended_at_s = time.time()
         if self._failure is None:
-            self._failure = read_failure(self._run_dir, self._rank)
+            self._failure = read_failure(self._run_dir, self.rank)
         if self._loss is None:
-            self._loss = read_loss(self._run_dir, incarnation_of(self._rank, 0))
+            self._loss = read_loss(self._run_dir, self.incarnation)
         return WorkerState(
-            rank=self._rank,
-            device_id=self._device.device_id,
+            rank=self.rank,
+            device_id=self.device.device_id,
             exit_code=exit_code,
             ended_at_s=self._ended_at_s,
             failure=self._failure,
             out_of_memory_kills=out_of_memory_kills,
             loss=self._loss,
+            has_entered=self.has_entered,
+            is_away=self.is_away,
+            returns=returns,
         )
 
     def kill(self) -> None:
         """Kill it and all that it started: the others go on without it."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self._process.signal_group(signal.SIGKILL)
+
+    def dismiss(self) -> None:
+        """Take away what is left of one that has ended; its output is still read."""
+        end_workers([self._process], grace_s=0.0)
+        self._channel.close()
 
     def finish_output(self) -> None:
         """Close the channel and hand on the rest of the output, once it has ended."""
@@ -152,22 +207,37 @@ class Worker:
 
 
 class WorkerGroup:
-    """All workers of a run."""
+    """All workers of a run.
 
-    def __init__(
-        self, settings: LaunchSettings, observer: LaunchObserver, network: EmulatedNetwork
-    ) -> None:
+    Attributes:
+        workers: The latest one of each rank.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
         self.workers: list[Worker] = []
+        self._around = around
+        self._past: list[Worker] = []
         with ExitStack() as on_error:
             on_error.callback(self.close)
-            for rank in range(len(settings.fleet.devices)):
-                self.workers.append(Worker(settings, rank, observer, network))
+            for rank in range(len(around.settings.fleet.devices)):
+                self.workers.append(Worker(around, rank))
             on_error.pop_all()
+
+    def start_again(self, rank: int, contacts: Contacts) -> Worker:
+        """Start another process of a rank whose last one has ended, to be let go later."""
+        before = self.workers[rank]
+        before.dismiss()
+        failure_path(self._around.settings.run_dir, rank).unlink(missing_ok=True)
+        worker = Worker(self._around, rank, before.num_starts + 1)
+        self._past.append(before)
+        self.workers[rank] = worker
+        worker.write_spec(contacts)
+        return worker
 
     def close(self) -> None:
         """End those that still run and all they started."""
-        end_groups([worker.process for worker in self.workers])
-        for worker in self.workers:
+        end_workers([worker.process for worker in self.workers])
+        for worker in (*self.workers, *self._past):
             worker.finish_output()
 
 
