@@ -38,7 +38,9 @@ class RunSettings:
     mark: str
     """Value of the variable that all its processes have."""
     arguments: tuple[str, ...]
-    """Of ``geartrain``."""
+    """Of ``geartrain``, or of the module."""
+    module: str = "geartrain.cli"
+    """What is run, if not ``geartrain``; it ends as ``geartrain run --json`` does."""
     run_dir: Path
     log_path: Path
     """What it prints."""
@@ -183,7 +185,7 @@ class RunProcess:
 
 
 def _command(settings: RunSettings) -> list[str]:
-    program = [sys.executable, "-m", "geartrain.cli", *settings.arguments]
+    program = [sys.executable, "-m", settings.module, *settings.arguments]
     return [*_placed(settings), *marked(settings.mark, program)]
 
 

@@ -61,7 +61,7 @@ CASES: Mapping[str, Case] = {
             core_fractions=(0.5,) * 4,
             sample_s=0.0025,
             num_events=50,
-            num_quick=4,
+            num_quick=3,
             budget_s=170.0,
         ),
         Case(
@@ -70,7 +70,7 @@ CASES: Mapping[str, Case] = {
             core_fractions=(0.2,) * 10,
             sample_s=0.006,
             num_events=50,
-            num_quick=2,
+            num_quick=1,
             num_victims=3,
             budget_s=230.0,
         ),
@@ -80,7 +80,7 @@ CASES: Mapping[str, Case] = {
             core_fractions=(0.5,) * 4,
             sample_s=0.0025,
             num_events=50,
-            num_quick=2,
+            num_quick=1,
             budget_s=170.0,
         ),
         Case(
@@ -99,7 +99,7 @@ CASES: Mapping[str, Case] = {
             core_fractions=(0.5,) * 4,
             sample_s=0.0025,
             num_events=12,
-            num_quick=2,
+            num_quick=1,
             budget_s=60.0,
         ),
     )

@@ -34,6 +34,7 @@ _LOOK_S = 0.02
 _KEEN_LOOK_S = 0.001
 SAVE_EVERY = 20
 _SAVED_NAME = "saved"
+_LAUNCHED = "geartrain.bench.elastic.launched"
 _ADDRESS_OPTION = "--address-file"
 _TRANSFERS_KEY = "to_survivors"
 _LIMIT = re.compile(r"\(limit (\d+(?:\.\d+)?) s\)")
@@ -49,8 +50,7 @@ class JobSettings:
     device_count: int
     sample_s: float
     saves: bool
-    options: tuple[str, ...] = ()
-    """Further ones of ``geartrain run``."""
+    """Whether the script does, every so often."""
 
 
 class Job:
@@ -71,6 +71,7 @@ class Job:
         self._run = RunProcess(
             RunSettings(
                 mark=self._mark,
+                module=_LAUNCHED,
                 arguments=self._arguments(),
                 run_dir=self.run_dir,
                 log_path=settings.folder / "launcher.log",
@@ -210,11 +211,8 @@ class Job:
         if settings.saves:
             saving = ("--save-every", str(SAVE_EVERY), "--save-to", str(self._saved))
         return (
-            "run",
-            f"--fleet={settings.fleet_spec}",
-            f"--run-dir={self.run_dir}",
-            *settings.options,
-            "--json",
+            settings.fleet_spec,
+            str(self.run_dir),
             str(RUNNER),
             str(self._witness_dir),
             "0",

@@ -33,7 +33,7 @@ _FLEET = "emulated:1,1"
 _START_S = 180.0
 _PHASE_S = 120.0
 _STOP_S = 30.0
-_WARMUP_STEPS = 20
+_WARMUP_STEPS = 12
 _OPTIONS: dict[Variant, tuple[str, ...]] = {
     "geartrain": (),
     # No coordinator, no saves: the script never sets a session up, it only asks its rank.

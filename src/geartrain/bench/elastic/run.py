@@ -29,7 +29,7 @@ OTHER_NAMES = ("overhead", "torchft")
 _JOINS_OF = "kill_one_of_four"
 """In the other cases a join is disturbed on purpose, or several come at once."""
 _ROUNDS, _QUICK_ROUNDS = 12, 2
-_STEPS, _QUICK_STEPS = 20, 15
+_STEPS, _QUICK_STEPS = 20, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
