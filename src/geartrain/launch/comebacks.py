@@ -38,7 +38,7 @@ class Comebacks:
         now_s = time.monotonic()
         self.state = note_failure(self.state, self._settings, device_id, now_s, reason)
         record = self.state.records[device_id]
-        if self._is_silent or self._is_over:
+        if not self.are_possible:
             return None
         if record.due_at_s is None:
             return f"{device_id} is not started again: {record.left_out}"
@@ -60,6 +60,11 @@ class Comebacks:
     def end(self) -> None:
         """Start nothing any more: the run is to end."""
         self._is_over = True
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether devices are started again by themselves."""
+        return not self._is_silent and not self._is_over
 
     @property
     def due(self) -> tuple[str, ...]:

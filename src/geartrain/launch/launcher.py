@@ -19,6 +19,7 @@ from geartrain.launch.results import interrupted_early, result_of
 from geartrain.launch.run_directory import order_fleet, write_run_files
 from geartrain.launch.run_loop import Parts, RunLoop
 from geartrain.launch.settings import LaunchObserver, LaunchResult, LaunchSettings
+from geartrain.launch.spare_pool import SparePool
 from geartrain.launch.stop_requests import StopRequests
 from geartrain.launch.workers import Surroundings, WorkerGroup
 
@@ -54,11 +55,11 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         coordinator = _open_coordinator(settings, network)
         if coordinator is not None:
             stack.enter_context(closing(coordinator))
-        group = stack.enter_context(
-            closing(WorkerGroup(Surroundings(settings, observer, network)))
-        )
+        spares = stack.enter_context(closing(SparePool(settings)))
+        around = Surroundings(settings, observer, network, spares)
+        group = stack.enter_context(closing(WorkerGroup(around)))
         comebacks = Comebacks(settings.respawn if coordinator is not None else None)
-        parts = Parts(devices, store, group, coordinator, comebacks)
+        parts = Parts(devices, store, group, coordinator, comebacks, spares)
         run = RunLoop(settings, observer, requests, parts)
         if not run.start():
             return interrupted_early(settings)

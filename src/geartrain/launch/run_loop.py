@@ -13,6 +13,7 @@ from geartrain.launch.epoch_follower import EpochFollower
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import CHECKPOINT_NAME, Contacts, goes_on, log_path
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
+from geartrain.launch.spare_pool import SparePool
 from geartrain.launch.stop_requests import StopRequests
 from geartrain.launch.supervision import (
     Situation,
@@ -41,6 +42,7 @@ class Parts:
     group: WorkerGroup
     coordinator: CoordinatorProcess | None
     comebacks: Comebacks
+    spares: SparePool
 
 
 class RunLoop:
@@ -61,6 +63,7 @@ class RunLoop:
         self._group = parts.group
         self._coordinator = parts.coordinator
         self._comebacks = parts.comebacks
+        self._spares = parts.spares
         self._epochs = EpochFollower(settings.run_dir / JOURNAL_NAME)
         self._asked = False
         self._told: set[str] = set()  # incarnations whose loss the user knows of
@@ -99,7 +102,7 @@ class RunLoop:
             self._show_leader(situation)
             self._pass_on_stop_request()
             self._keep_coordinator()
-            is_busy = self._bring_back()
+            is_busy = self._bring_back(situation)
             self._devices.poll()
             self._observer.on_tick()
             time.sleep(_FAST_TICK_S if is_busy else _TICK_S)
@@ -223,11 +226,15 @@ class RunLoop:
         text = f"lost {state.name}: {state.loss.reason}; the others go on"
         self._observer.on_notice(text)
 
-    def _bring_back(self) -> bool:
+    def _bring_back(self, situation: Situation) -> bool:
         """Start who is due, and let go who is ready; whether somebody is on the way."""
+        if situation.goes_on and self._comebacks.are_possible:
+            self._spares.begin()
+        self._spares.poll()
         for worker in list(self._group.workers):
             name = worker.device.device_id
-            if name in self._comebacks.due and worker.is_away:
+            is_due = name in self._comebacks.due and not self._spares.is_warming_up
+            if is_due and worker.is_away:
                 self._start_again(worker)
         starting = [worker for worker in self._group.workers if not worker.was_let_go]
         for worker in starting:

@@ -45,6 +45,8 @@ class LaunchSettings:
     """With fewer left the run ends."""
     respawn: RespawnSettings | None = field(default_factory=RespawnSettings)
     """How often lost workers are started again; None: never."""
+    warm_spares: bool = True
+    """Keep a process ready from which they start at once."""
     cadence: Cadence | None = field(default_factory=Cadence)
     """How often the state is saved while training; None: never."""
     durable_url: str | None = None

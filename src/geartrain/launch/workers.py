@@ -28,13 +28,11 @@ from geartrain.launch.run_directory import (
     write_worker_spec,
 )
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
-from geartrain.launch.spares import Spares, WorkerOrder, start_cold
+from geartrain.launch.spare_pool import SparePool
+from geartrain.launch.spares import WorkerOrder
 from geartrain.launch.started_worker import StartedWorker, Way, end_workers
 from geartrain.launch.supervision import WorkerState
 from geartrain.parallel.worker_spec import WorkerFailure, WorkerLoss
-
-_WARM_START_S = 2.0
-"""How long a warm process may take, before it is a cold start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,8 @@ class Surroundings:
     settings: LaunchSettings
     observer: LaunchObserver
     network: EmulatedNetwork
-    spares: Spares | None = None
-    """Where workers come from that are started again; None: they are started cold."""
+    spares: SparePool
+    """Where workers come from that are started later."""
 
 
 class Worker:
@@ -106,11 +104,7 @@ class Worker:
         )
         outputs = (subprocess.PIPE, subprocess.PIPE)
         place = partial(self._network.worker_command, self.device.device_id)
-        if around.spares is not None and self.num_starts:
-            return around.spares.start(
-                order, remote, outputs, place=place, within_s=_WARM_START_S
-            )
-        return start_cold(order, self._settings.preload, remote, outputs, place=place)
+        return around.spares.start(order, remote, outputs, place=place)
 
     def _attach_pumps(self, observer: LaunchObserver) -> list[OutputPump]:
         out, err = self._process.stdout, self._process.stderr
