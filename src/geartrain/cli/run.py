@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from geartrain.cli.comeback_options import comeback_options, take_respawn
 from geartrain.cli.fleet import find_fleet, read_links
 from geartrain.cli.saves import find_resume, name_drift, save_options, take_cadence
 from geartrain.cli.tables import make_console, print_table
@@ -93,6 +94,7 @@ PRELOAD = ("torch", "geartrain.session")
     help="CSV t_s,device_id,core_fraction: emulated devices change speed over time.",
 )
 @links_option
+@comeback_options
 @save_options
 @json_option
 @click.argument("script", type=click.Path(path_type=Path))
@@ -116,6 +118,7 @@ def run(
     resume_from = options.pop("resume_from")
     options["resume"] = find_resume(resume_from, options["durable_url"])
     options["cadence"] = take_cadence(options)
+    options["respawn"] = take_respawn(options)
     fleet = find_fleet(fleet_spec, oversubscribe=oversubscribe)
     # Checked before a directory is made, so that a wrong option leaves none behind.
     settings = LaunchSettings(
