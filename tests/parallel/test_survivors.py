@@ -18,6 +18,8 @@ import torch
 import geartrain as gt
 from geartrain.errors import CommunicationError, TrainingStopped
 from geartrain.parallel.handover import Lineage, PlacesDifferError, plan_handover
+from geartrain.parallel.plan_director import PlanDirector
+from geartrain.parallel.regroup_training import check_members
 from geartrain.parallel.step_engine import StepEngine
 from geartrain.parallel.survivors_buffers import BufferKeeper
 from geartrain.planner import Plan
@@ -345,6 +347,83 @@ def test_shrunk_step_is_that_of_the_samples_left(tmp_path: Path, victim: int) ->
     assert [event.values["effective_batch_size"] for event in shrunk] == [8.0]
     made = [sum(r.num_samples for r in records if r.step == step) for step in (3, 6, 9)]
     assert made == [12, 8, 12]
+
+
+def train_hit_twice(
+    rank: int, world_size: int, folder: Path, waits: int | None
+) -> list[float]:
+    """Rank 1 dies in step 6, and rank 2 when it makes that step again.
+
+    Args:
+        rank: Of this process.
+        world_size: Of the test.
+        folder: Of the run.
+        waits: A rank that takes up its new part of the batch only once rank 2 is dead.
+    """
+    session = worker_session(rank, world_size, folder, deterministic=True, on_loss="shrink")
+
+    def loss_fn(output: Any, batch: Any) -> torch.Tensor:
+        plan = session.current_plan
+        num_left = len(plan.replicas) if plan is not None else 0
+        if session.step_index == 6 and (rank, num_left) in {(1, 4), (2, 3)}:
+            strike(signal.SIGKILL)
+        return mean_cross_entropy(output, batch)
+
+    if rank == waits:
+        assign_after_a_loss(session)
+    return train_by_session(Job(num_steps=12, loss_fn=loss_fn), session).losses
+
+
+def assign_after_a_loss(session: gt.Session) -> None:
+    """Have the shares of step 6 taken again only once another rank is lost over it."""
+    original = PlanDirector.assign
+    calls = []
+
+    def assign(self: PlanDirector, *args: Any) -> Any:
+        trainer = session._trained()
+        if trainer.is_step_open and trainer.step_index == 6:
+            calls.append(1)
+            if len(calls) == 1:
+                assert trainer.regrouper is not None
+                deadline_s = time.monotonic() + 30
+                while trainer.regrouper.membership.interruption() is None:
+                    assert time.monotonic() < deadline_s
+                    os.sched_yield()
+                check_members(trainer)
+        return original(self, *args)
+
+    replaced: Any = PlanDirector  # in a process of its own
+    replaced.assign = assign
+
+
+def effective_batch_sizes(folder: Path) -> list[float]:
+    reader = RunLogReader(folder)
+    events = reader.new_events()
+    reader.close()
+    return [
+        event.values["effective_batch_size"] for event in events if event.kind == "shrunk"
+    ]
+
+
+def test_a_step_shrinks_again_where_another_rank_is_lost_over_it(tmp_path: Path) -> None:
+    results = run_ranks(train_hit_twice, 4, tmp_path, None, may_die=[1, 2])
+
+    # Three samples each; then nine are left, three each, and rank 2 had 6, 7 and 8.
+    expected = train_plainly_without(JOB, 6, range(3, 9))
+    for rank in (0, 3):
+        assert largest_difference(results[rank], expected) < 1e-6
+    assert effective_batch_sizes(tmp_path) == [9.0, 6.0]
+
+
+@pytest.mark.parametrize("waits", [0, 3])
+def test_ranks_with_other_parts_of_a_step_make_it_whole_again(
+    tmp_path: Path, waits: int
+) -> None:
+    results = run_ranks(train_hit_twice, 4, tmp_path, waits, may_die=[1, 2])
+
+    expected = train_plainly(JOB)
+    for rank in (0, 3):
+        assert largest_difference(results[rank], expected.losses) < 1e-6
 
 
 def test_recovery_is_reported(tmp_path: Path) -> None:

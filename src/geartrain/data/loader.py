@@ -95,6 +95,7 @@ class ShareLoader:
         self._assignment = assignment
         self._device = device
         self._current: CurrentBatch | None = None
+        self._handed_out: tuple[int, ...] = ()  # all samples of the current batch
         self._epoch = 0
         self._step = 0  # batches handed out in this epoch
         self._continues = False  # the next loop goes on at _step
@@ -149,7 +150,7 @@ class ShareLoader:
                 self._continues = False  # the assignment may have moved the position
                 current = self._locate(self._order, self._epoch, self._step, view)
                 batch = self._fetch_step(prefetcher, self._order, current, view)
-                self._current = current
+                self._current, self._handed_out = current, current.sample_indices
                 self._step += 1
                 self.last_wait_s = time.perf_counter() - entered_s
                 self.last_batch = batch
@@ -197,15 +198,16 @@ class ShareLoader:
 
         Args:
             view: The shares.
-            positions: What is left of the batch, rising; all of it where None.
+            positions: What is left of the batch, rising; None: all of it, also what an
+                earlier call had left out.
 
         Raises:
             ConfigError: If none has been handed out yet.
         """
         before = self.current
-        indices = before.sample_indices
+        indices = self._handed_out
         if positions is not None:
-            indices = tuple(indices[position] for position in positions)
+            indices = tuple(before.sample_indices[position] for position in positions)
         self._current = current = locate_batch(
             before.epoch, before.step_in_epoch, indices, view
         )

@@ -35,6 +35,8 @@ class Lineage:
     """Samples that it has computed of a step that was not applied."""
     has_begun: bool = False
     """Whether it has begun the interrupted step, and so its batch."""
+    cut_in: int = 0
+    """Generation in which that batch was cut anew; 0 where it is as it was handed out."""
     name: str = ""
     """Lineage of its state."""
     voted: str = ""
@@ -63,7 +65,7 @@ class Handover:
     num_in_vain: int = 0
     """Samples of the interrupted step that are computed again."""
     have_all_begun: bool = False
-    """Whether all have begun the interrupted step."""
+    """Whether all have begun the interrupted step, with one and the same batch."""
     num_together: int = 0
     """Evaluations and reduced metrics that all have finished."""
     lead: int = 0
@@ -117,7 +119,8 @@ def plan_handover(everybody: list[Lineage]) -> Handover:
         holders=tuple(sorted(lineage.rank for lineage in (*holding, *joiners))),
         planned_sizes=tuple(sorted(common)),
         num_in_vain=0 if is_applied else sum(li.num_in_vain for li in lineages),
-        have_all_begun=all(lineage.has_begun for lineage in lineages),
+        have_all_begun=all(lineage.has_begun for lineage in everybody)
+        and len({lineage.cut_in for lineage in everybody}) == 1,
         num_together=lineages[0].num_together,
         lead=lineages[0].lead,
         applies=applies,

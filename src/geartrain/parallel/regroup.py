@@ -103,7 +103,10 @@ class Regrouper:
     num_together: int = 0
     last_save: Save | None = None
     have_all_begun: bool = False
-    """Whether all ranks had begun the step that was interrupted last."""
+    """Whether all ranks had begun the step that was interrupted last, with one batch."""
+    _cut_step: int = -1
+    """Whose batch was cut anew, and the generation by whose shares."""
+    _cut_in: int = 0
     owes_save: bool = False
     """The last save is to be made again after the next step, by all ranks alike."""
     _lead: int = 0
@@ -325,6 +328,7 @@ class Regrouper:
             planned_sizes=self.director.planned_sizes,
             num_in_vain=self.num_in_vain(),
             has_begun=self.is_step_open(),
+            cut_in=self._cut_in if self._cut_step == num_steps else 0,
             name=self.engine.name.lineage,
             voted=voted.lineage if voted is not None else "",
             joins=self._joins,
@@ -358,6 +362,14 @@ class Regrouper:
             self.membership.offer(self.engine.name)
         self._joins = False
         self.membership.ready()
+
+    def cut_anew(self, num_steps: int) -> None:
+        """The batch of the open step was handed out again, by the shares in force.
+
+        Args:
+            num_steps: Optimizer steps applied before.
+        """
+        self._cut_step, self._cut_in = num_steps, self.groups.generation
 
     def leave_out(self, num_samples: int, num_left: int, num_steps: int) -> None:
         """Tell that the step is made without the samples of whoever was lost.

@@ -77,7 +77,9 @@ def do_again(trainer: Trainer, error: CommunicationError, batch: Any) -> Any:  #
     if trainer.step_index > steps_before:
         return batch
     lost = set(members) - set(trainer.place.groups.members)
-    return loader.reassign(view, _positions_left(trainer, loader, old_view, lost))
+    left = _positions_left(trainer, loader, old_view, lost)
+    trainer.regrouper.cut_anew(trainer.step_index)
+    return loader.reassign(view, left)
 
 
 def _positions_left(
