@@ -78,6 +78,7 @@ def run(folder: Path, *hits: dict[str, Any], num_workers: int = 3, **options: An
         fleet=emulated_fleet(*[1 / num_workers] * num_workers),
         run_dir=folder,
         preload=("torch", "geartrain.session"),
+        respawn=None,  # who comes back is tested elsewhere
         **spec,
     )
     ended = launch(settings, observer)
