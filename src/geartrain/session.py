@@ -285,7 +285,7 @@ class Session(SessionState):
         Call ``backward`` once for each and ``optimizer_step`` after the last. A device
         whose share is empty gets none and still takes part in ``optimizer_step``.
         """
-        return self._trained().micro_batches(batch)
+        return self._trained().own_forward.micro_batches(batch)
 
     def backward(
         self,
@@ -305,11 +305,11 @@ class Session(SessionState):
         Raises:
             ConfigError: If a scalar comes without a count, or no step is open.
         """
-        self._trained().backward(read_own_loss(loss, count, reduction))
+        self._trained().own_forward.backward(read_own_loss(loss, count, reduction))
 
     def optimizer_step(self) -> float:
         """Finish a step opened by ``micro_batches``; returns the global mean loss."""
-        return self._trained().optimizer_step()
+        return self._trained().own_forward.optimizer_step()
 
     def apply_plan(self, plan: Plan) -> None:
         """Carry out another plan from the next batch on; all ranks must call it.

@@ -24,6 +24,9 @@ class CoordinatorCommitter:
         self._client = client
         self._epoch = epoch
         self._timeout_s = timeout_s
+        self.ahead_by = 0
+        """Steps that the coordinator has counted beyond the training's own count. It counts
+        commits, also where a script has loaded an earlier state or a later one."""
 
     def exchanging(self) -> None:
         """Standing still is no fault of this rank now."""
@@ -31,7 +34,7 @@ class CoordinatorCommitter:
 
     def vote(self, name: StepName) -> None:
         """Tell that this rank could apply the step."""
-        self._client.vote(self._epoch(), name.step, name.lineage)
+        self._client.vote(self._epoch(), name.step + self.ahead_by, name.lineage)
 
     def wait(self, name: StepName) -> None:
         """Wait for the commit.
@@ -39,7 +42,8 @@ class CoordinatorCommitter:
         Raises:
             CommunicationError: If the step is not to be applied here now.
         """
-        outcome = self._client.wait_commit(self._epoch(), name.step, self._timeout_s)
+        step = name.step + self.ahead_by
+        outcome = self._client.wait_commit(self._epoch(), step, self._timeout_s)
         if isinstance(outcome, Interrupted):
             raise CommunicationError(outcome.reason)
 

@@ -82,6 +82,7 @@ class Members:
             Callbacks(on_interruption=self._interrupted, on_heal=self._told_to_heal)
         )
         self._builder = EpochBuilder(store, self._client, hub, place.fleet_path)
+        self._committer = CoordinatorCommitter(self._client, self._epoch, place.timeout_s)
         self._on_idle: Callable[[], None] = lambda: None
         self._has_begun = False
         self._settled = 0  # epoch that the training goes on with
@@ -95,7 +96,7 @@ class Members:
 
     def committer(self) -> CoordinatorCommitter:
         """The coordinator decides."""
-        return CoordinatorCommitter(self._client, self._epoch, self._place.timeout_s)
+        return self._committer
 
     def begin(self, name: StepName) -> None:
         """Join with this state, and take up the first epoch.
@@ -103,6 +104,7 @@ class Members:
         Raises:
             CommunicationError: If the others do not come in time.
         """
+        self.ahead_by = 0
         self._client.enter("away")
         self._client.start(HeldState(step=name.step, lineage=known_lineage(name)))
         epoch = self._client.next_epoch(0, self._place.timeout_s)
@@ -179,8 +181,21 @@ class Members:
 
     def may_apply(self, name: StepName) -> bool:
         """Whether the coordinator has committed this step."""
-        held = self._client.held
-        return (held.step, held.lineage) == (name.step, name.lineage)
+        held, step = self._client.held, name.step + self.ahead_by
+        return (held.step, held.lineage) == (step, name.lineage)
+
+    @property
+    def ahead_by(self) -> int:
+        """Steps that the coordinator has counted beyond the training's own count."""
+        return self._committer.ahead_by
+
+    @ahead_by.setter
+    def ahead_by(self, num_steps: int) -> None:
+        self._committer.ahead_by = num_steps
+
+    def reset(self, name: StepName) -> None:
+        """All ranks have taken on another state, by loading it."""
+        self.ahead_by = self._client.held.step - name.step
 
     def begin_step(self) -> None:
         """From now on standing still is a fault."""
@@ -282,7 +297,7 @@ class Members:
 
     def offer(self, name: StepName) -> None:
         """This rank holds that state, and can take part after the next step."""
-        self._client.healed(name.step, known_lineage(name))
+        self._client.healed(name.step + self.ahead_by, known_lineage(name))
 
     def poll_gathering(self) -> Gathering | None:
         """The first gathering with this rank, once it is there.
@@ -310,9 +325,11 @@ class Members:
         gone = self._builder.gone()
         news, self._num_told = gone[self._num_told :], len(gone)
         self._settled, self._incarnations = gathering.generation, now
+        num_steps = gathering.num_steps
         self._client.enter("away")  # until the next step begins
         return replace(
             gathering,
+            num_steps=None if num_steps is None else num_steps - self.ahead_by,
             gone=tuple(one for one in news if one.incarnation in before.values()),
             joined=frozenset(r for r, name in now.items() if before.get(r) != name),
         )

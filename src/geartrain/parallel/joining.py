@@ -79,6 +79,7 @@ class Donor:
             "step": trainer.step_index,
             "lineage": trainer.engine.name.lineage,
             "positions": [dict(position) for position in trainer.positions_before()],
+            "ahead_by": self.membership.ahead_by,
             "last_loss": trainer.last_loss,
             "term_names": list(trainer.engine.term_names),
             "bucket_bytes": trainer.engine.settings.bucket_bytes,
@@ -155,6 +156,7 @@ class Joiner:
             self._gathering = self.membership.poll_gathering()
         self._make_last_steps(loader, epoch, self._gathering)
         self.enter_others(self._gathering, self._curves)
+        self.trainer.joiner = None
         self._check_epoch(loader, epoch)
 
     def _make_last_steps(

@@ -174,6 +174,10 @@ class ClosedMembership:
     """The part of a membership that nobody can join: nobody asks for anything."""
 
     can_leave = False
+    ahead_by = 0
+
+    def reset(self, name: StepName) -> None:
+        """Nothing: only places in the run are compared."""
 
     def leave(self, reason: str) -> None:
         """Nothing: nobody could be told."""
@@ -233,6 +237,12 @@ class JoiningMembership(Membership, Protocol):
 
     can_leave: bool
     """Whether a rank may leave while the others go on."""
+    ahead_by: int
+    """What is added to the training's count of steps where members speak of them; who
+    joins takes it on from whoever gives it the state."""
+
+    def reset(self, name: StepName) -> None:
+        """All ranks have taken on another state, by loading it."""
 
     def leave(self, reason: str) -> None:
         """Ask to be left out after the step that runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,21 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from geartrain.data.sampler import ShareView
-from geartrain.errors import CommunicationError, ConfigError, TrainingStopped
+from geartrain.errors import CommunicationError, TrainingStopped
 from geartrain.parallel.commit import StepName
 from geartrain.parallel.joining import Donor, Joiner
 from geartrain.parallel.link_watch import LinkWatcher, make_watcher
-from geartrain.parallel.loss_terms import LossTerm
 from geartrain.parallel.meetings import Meetings
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.open_step import OpenStep
+from geartrain.parallel.own_forward import OwnForward
 from geartrain.parallel.plan_director import PlanDirector
 from geartrain.parallel.ranks import publish_job
 from geartrain.parallel.regroup import Regrouper
 from geartrain.parallel.regroup_training import (
     check_members,
     do_again,
-    own_forward,
     retried,
     save_surely,
 )
@@ -103,8 +103,7 @@ class Trainer:
     director: PlanDirector = field(init=False)
     _open_step: OpenStep = field(init=False)
     _stop_requested: bool = False
-    _work: Iterator[MicroBatch] | None = None
-    _micro: MicroBatch | None = None
+    own_forward: OwnForward = field(init=False)
     _watcher: LinkWatcher | None = None
     _finished_at_s: float = 0.0
     saves: TieredSaves | None = None
@@ -145,7 +144,7 @@ class Trainer:
             place, self.calls, self.engine, self.director, settings.seed
         )
         self.saves = make_saves(self)
-        self.meetings = Meetings(self)
+        self.meetings, self.own_forward = Meetings(self), OwnForward(self)
         if membership is not None and run_dir is not None:
             self.regrouper = self._make_regrouper(membership, run_dir)
             self.engine.committer = membership.committer() or make_committer(
@@ -179,7 +178,6 @@ class Trainer:
         planned_at_s = self.director.planned_at_s
         if self.joiner is not None:
             self.joiner.enter(loader)
-            self.joiner = None
         view = retried(self, lambda: self._assign(loader))
         if self.director.planned_at_s != planned_at_s:
             self._finished_at_s = self.director.planned_at_s  # no step took that time
@@ -200,60 +198,16 @@ class Trainer:
 
     def _make_step(self, batch: Any) -> float:  # Any: the user's batch
         try:
-            for micro in self._open(batch):
+            for micro in self.open_step(batch):
                 check_members(self)
-                with self._open_step.context(micro, self.step_index):
+                with self.micro_context(micro):
                     terms = self.calls.loss_terms(micro.batch)
                     self.engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
-                self._open_step.count(micro)
+                self.count(micro)
         except BaseException:
             self.engine.abandon()
             raise
-        return self._close()
-
-    def micro_batches(self, batch: Any) -> Iterator[Any]:  # Any: the user's batch
-        """Open a step for an own forward; see ``Session.micro_batches``."""
-        self._work = self._open_surely(batch)
-        try:
-            for micro in self._work:
-                self._micro = micro
-                with self._open_step.context(micro, self.step_index):
-                    yield micro.batch
-                if self._micro is not None:
-                    msg = (
-                        "a micro-batch got no backward(); call it once for each micro-batch"
-                    )
-                    raise ConfigError(msg)
-        except BaseException:  # GeneratorExit too: the loop was left before its end
-            self.engine.abandon()
-            raise
-        finally:
-            self._work = self._micro = None
-
-    def backward(self, terms: dict[str, LossTerm]) -> None:
-        """Run backward of the open micro-batch; see ``Session.backward``."""
-        micro = self._micro
-        if micro is None:
-            msg = (
-                "backward() needs an open micro-batch; iterate session.micro_batches(batch)"
-            )
-            raise ConfigError(msg)
-        self._micro = None
-        with own_forward(self):
-            check_members(self)
-            self.engine.accumulate(terms, last=micro.is_last, ghost=micro.is_ghost)
-        self._open_step.count(micro)
-
-    def optimizer_step(self) -> float:
-        """Finish the step of an own forward; see ``Session.optimizer_step``."""
-        if self._work is not None:
-            msg = (
-                "optimizer_step() came before the last micro-batch; run the loop over "
-                "session.micro_batches(batch) to its end first"
-            )
-            raise ConfigError(msg)
-        with own_forward(self):
-            return self._close()
+        return self.finish_step()
 
     def together(self, operation: Callable[[], T]) -> T:
         """Do what needs all ranks; again with those left, where one is lost meanwhile.
@@ -277,6 +231,8 @@ class Trainer:
         self.engine.name = StepName(step=self.step_index, lineage=loaded.lineage)
         if self.saves is not None:
             self.saves.resume_at(self.step_index)
+        if self.regrouper is not None:
+            self.regrouper.membership.reset(self.engine.name)
         retried(self, lambda: self.residuals.restore(loaded.residuals))
         return loaded.positions
 
@@ -313,21 +269,15 @@ class Trainer:
 
     # -- a step ---------------------------------------------------------------------
 
-    def _open(self, batch: Any) -> Iterator[MicroBatch]:
+    def open_step(self, batch: Any) -> Iterator[MicroBatch]:  # Any: the user's batch
+        """Begin a step; returns this rank's micro-batches of it."""
         self.is_step_open = True
         if self.regrouper is not None:
             self.regrouper.begin_step()
         return self._open_step.open(batch, self.step_index)
 
-    def _open_surely(self, batch: Any) -> Iterator[MicroBatch]:  # Any: the user's batch
-        """Open a step; with another share of it, where members have come or gone."""
-        while True:
-            try:
-                return self._open(batch)
-            except CommunicationError as error:
-                batch = do_again(self, error, batch)
-
-    def _close(self) -> float:
+    def finish_step(self) -> float:
+        """Exchange and apply the open step; returns the mean loss."""
         figures = replace(
             self._open_step.figures(self.step_index), save_due=float(is_save_due(self))
         )
@@ -377,6 +327,8 @@ class Trainer:
         """Be where another rank is, whose state this one has taken on."""
         self.step_index, self.last_loss = place["step"], place["last_loss"]
         self.engine.name = StepName(step=place["step"], lineage=place["lineage"])
+        if self.regrouper is not None:
+            self.regrouper.membership.ahead_by = place["ahead_by"]
         self.engine.take_shape(tuple(place["term_names"]), place["bucket_bytes"])
         self.move_to(list(place["positions"]))
         if self.saves is not None:
@@ -393,6 +345,14 @@ class Trainer:
         self.place.grow(growth.fleet, growth.network)
         if self.place.groups.is_lead:
             publish_job(self.place.groups)
+
+    def micro_context(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        """What modules may ask for while a micro-batch is computed."""
+        return self._open_step.context(micro, self.step_index)
+
+    def count(self, micro: MicroBatch) -> None:
+        """A micro-batch has been computed."""
+        self._open_step.count(micro)
 
     def _record(self, outcome: StepOutcome) -> tuple[RankFigures, ...]:
         """Write the step down; returns the figures of all ranks."""
