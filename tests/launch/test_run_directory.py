@@ -12,6 +12,7 @@ from geartrain.errors import ConfigError
 from geartrain.launch import LaunchSettings, create_run_directory
 from geartrain.launch.run_directory import (
     Contacts,
+    Seat,
     order_fleet,
     write_run_files,
     write_worker_spec,
@@ -78,7 +79,7 @@ def test_run_files_and_worker_specs_read_back(tmp_path: Path) -> None:
     )
 
     write_run_files(settings)
-    path = write_worker_spec(settings, 1, Contacts(store_port=1234))
+    path = write_worker_spec(settings, Seat(1), Contacts(store_port=1234))
 
     manifest = read_document(tmp_path / "run.json", RunManifest)
     spec = read_document(path, WorkerSpec)
@@ -95,7 +96,7 @@ def test_real_devices_keep_torchs_number_of_threads(tmp_path: Path) -> None:
     script.touch()
     settings = LaunchSettings(script=script, fleet=cpu_fleet(1), run_dir=tmp_path)
 
-    path = write_worker_spec(settings, 0, Contacts(store_port=1))
+    path = write_worker_spec(settings, Seat(0), Contacts(store_port=1))
 
     assert read_document(path, WorkerSpec).torch_threads is None
 

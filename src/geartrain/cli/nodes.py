@@ -19,7 +19,7 @@ from geartrain.launch.control_messages import DrainRequest
 from geartrain.launch.control_socket import ask_run, find_run
 
 
-@click.group(hidden=True)  # until the launcher opens its control socket
+@click.group()
 def nodes() -> None:
     """See the devices of a running run, and let some leave."""
 

@@ -13,7 +13,7 @@ from geartrain.launch.control_messages import ListRequest, ScaleRequest, read_ch
 from geartrain.launch.control_socket import ask_run, find_run
 
 
-@click.command(cls=Verb, hidden=True)  # until the launcher opens its control socket
+@click.command(cls=Verb)
 @run_argument
 @click.option(
     "--devices",

@@ -6,6 +6,7 @@ from geartrain.devices.emulation.control import EmulationControl
 from geartrain.devices.emulation.schedule import parse_schedule
 from geartrain.devices.emulation.start import open_throttle
 from geartrain.devices.emulation.throttle import Throttle
+from geartrain.devices.profile import DeviceProfile
 from geartrain.launch.settings import LaunchSettings
 
 
@@ -32,6 +33,19 @@ class EmulatedDevices:
         except BaseException:
             self._throttle.close()
             raise
+
+    def add(self, device: DeviceProfile) -> None:
+        """Hold another device of the fleet to its speed, while the run goes on.
+
+        Raises:
+            DeviceError: If the kernel refuses.
+        """
+        if self._throttle is None or device.kind != "emulated":
+            return
+        assert self._control is not None, "it is there where the throttle is"
+        self._throttle.add(device)
+        self._control.add(device.device_id)
+        self._device_ids.add(device.device_id)
 
     def attach(self, device_id: str, process_id: int) -> None:
         """Hold a worker to its device's speed from now on."""

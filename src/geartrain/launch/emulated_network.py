@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from geartrain.devices.emulation.network import HUB, NetworkHost, NetworkLab
@@ -64,6 +65,15 @@ class EmulatedNetwork:
             node_id = f"{device.node_id}/host{host.index}"
             devices.append(replace(device, node_id=node_id))
         return replace(fleet, devices=tuple(devices))
+
+    @contextlib.contextmanager
+    def coordinator_side(self) -> Iterator[None]:
+        """Work in this thread where the coordinator and the store are reached."""
+        if self._lab is None:
+            yield
+            return
+        with self._lab.entered(HUB):
+            yield
 
     def close(self) -> None:
         """Remove the network; call when the workers have ended."""

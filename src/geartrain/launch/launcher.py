@@ -11,6 +11,7 @@ from geartrain.launch.coordinator_process import (
     Place,
     needs_coordinator,
 )
+from geartrain.launch.device_changes import Changeable, DeviceChanges
 from geartrain.launch.emulated_devices import EmulatedDevices
 from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.output import SteadyObserver
@@ -63,7 +64,15 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         run = RunLoop(settings, observer, requests, parts)
         if not run.start():
             return interrupted_early(settings)
-        verdict = run.watch()
+        changes = None
+        if coordinator is not None:
+            around_changes = Changeable(
+                devices, network, group, comebacks, coordinator.spec, parts.contacts
+            )
+            changes = stack.enter_context(
+                closing(DeviceChanges(settings, observer, around_changes))
+            )
+        verdict = run.watch(changes)
         saved = run.has_saved
     observer.on_tick()  # the last records are on disk now
     return result_of(settings, verdict, saved=saved)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from geartrain.checkpoint.retention import RetentionPolicy
 from geartrain.devices.emulation.network import NetworkHost
 from geartrain.devices.profile import DeviceProfile, Fleet
@@ -112,25 +114,55 @@ class Contacts:
     """None: there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One process of one rank."""
+
+    rank: int
+    num_starts: int = 0
+    """How many processes the rank has had before."""
+    joins: bool = False
+    """Whether the training is under way when it comes."""
+
+    @property
+    def incarnation(self) -> str:
+        """``RANK.N``: the Nth process of the rank, from 0."""
+        return f"{self.rank}.{self.num_starts}"
+
+
+def grow_fleet(run_dir: Path, device: DeviceProfile) -> None:
+    """Put one more device at the end of ``fleet.json``, before its worker is started.
+
+    Raises:
+        ConfigError: If the file can't be read or written.
+    """
+    path = run_dir / FLEET_NAME
+    try:
+        # As it stands: a richer document may say more than a fleet knows.
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        msg = f"{path} can't be read: {error}; no device can join this run"
+        raise ConfigError(msg) from error
+    document["devices"] = [*document["devices"], msgspec.to_builtins(device)]
+    write_document(path, document)
+
+
 def write_worker_spec(
     settings: LaunchSettings,
-    rank: int,
+    seat: Seat,
     contacts: Contacts,
     *,
     host: NetworkHost | None = None,
-    num_starts: int = 0,
 ) -> Path:
     """Write ``worker-RANK.json`` and return its path.
 
     Args:
         settings: Of the run.
-        rank: Whose spec.
+        seat: Whose spec.
         contacts: Whom it turns to.
         host: The emulated host that the worker is on; None without emulated links.
-        num_starts: How many processes the rank has had in this run. Whoever is not the
-            first one joins a training that is under way.
     """
-    plan_path = settings.plan_path
+    plan_path, rank = settings.plan_path, seat.rank
     spec = WorkerSpec(
         rank=rank,
         world_size=len(settings.fleet.devices),
@@ -151,8 +183,8 @@ def write_worker_spec(
         saves=_saves_of(settings),
         resume=settings.resume,
         coordinator=contacts.coordinator,
-        incarnation=incarnation_of(rank, num_starts),
-        joins=num_starts > 0,
+        incarnation=seat.incarnation,
+        joins=seat.joins,
         torch_threads=threads_of(settings.fleet.devices[rank]),
     )
     path = spec_path(settings.run_dir, rank)
@@ -196,11 +228,6 @@ def read_failure(run_dir: Path, rank: int) -> WorkerFailure | None:
     """The worker's failure, if it has written one."""
     path = failure_path(run_dir, rank)
     return read_document(path, WorkerFailure) if path.exists() else None
-
-
-def incarnation_of(rank: int, num_starts: int) -> str:
-    """Names one process of a rank: ``RANK.N``, the Nth of it, from 0."""
-    return f"{rank}.{num_starts}"
 
 
 def read_loss(run_dir: Path, incarnation: str) -> WorkerLoss | None:

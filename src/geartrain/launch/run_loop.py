@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from geartrain.errors import DeviceError
 from geartrain.launch.comebacks import Comebacks
 from geartrain.launch.coordinator_process import JOURNAL_NAME, CoordinatorProcess
+from geartrain.launch.device_changes import DeviceChanges
 from geartrain.launch.emulated_devices import EmulatedDevices
 from geartrain.launch.epoch_follower import EpochFollower
 from geartrain.launch.processes import StoreProcess
@@ -44,6 +45,16 @@ class Parts:
     comebacks: Comebacks
     spares: SparePool
 
+    def contacts(self) -> Contacts:
+        """Whom workers turn to, once the store serves."""
+        port = self.store.poll_port()
+        assert port is not None, "no worker is let go before the store serves"
+        return Contacts(
+            store_host=self.store.address,
+            store_port=port,
+            coordinator=None if self.coordinator is None else self.coordinator.spec,
+        )
+
 
 class RunLoop:
     """Starts the workers, watches them, and starts those again that come back."""
@@ -64,6 +75,8 @@ class RunLoop:
         self._coordinator = parts.coordinator
         self._comebacks = parts.comebacks
         self._spares = parts.spares
+        self._contacts = parts.contacts
+        self._changes: DeviceChanges | None = None
         self._epochs = EpochFollower(settings.run_dir / JOURNAL_NAME)
         self._asked = False
         self._told: set[str] = set()  # incarnations whose loss the user knows of
@@ -88,8 +101,13 @@ class RunLoop:
             worker.let_go()
         return True
 
-    def watch(self) -> Verdict:
-        """Watch until the run is to end."""
+    def watch(self, changes: DeviceChanges | None) -> Verdict:
+        """Watch until the run is to end.
+
+        Args:
+            changes: Where others ask for other devices; None: nobody can.
+        """
+        self._changes = changes
         while True:
             self._note_members()
             self._note_departures(self._situation())
@@ -102,6 +120,8 @@ class RunLoop:
             self._show_leader(situation)
             self._pass_on_stop_request()
             self._keep_coordinator()
+            if changes is not None:
+                changes.poll(is_training=situation.goes_on)
             is_busy = self._bring_back(situation)
             self._devices.poll()
             self._observer.on_tick()
@@ -121,15 +141,6 @@ class RunLoop:
         if ended:
             raise DeviceError(self._early_message(ended[0]))
         return self._store.poll_port() is not None and all(ready)
-
-    def _contacts(self) -> Contacts:
-        port = self._store.poll_port()
-        assert port is not None, "no worker is let go before the store serves"
-        return Contacts(
-            store_host=self._store.address,
-            store_port=port,
-            coordinator=None if self._coordinator is None else self._coordinator.spec,
-        )
 
     def _early_message(self, state: WorkerState) -> str:
         path = log_path(self._settings.run_dir, state.rank)
@@ -189,7 +200,7 @@ class RunLoop:
             return
         for worker in self._group.workers:
             name = worker.device.device_id
-            is_member = self._epochs.members.get(name) == worker.incarnation
+            is_member = self._epochs.members.get(name) == worker.seat.incarnation
             if is_member and not worker.has_entered:
                 worker.has_entered = True
                 self._observer.on_notice(f"{name} joined")
@@ -219,7 +230,7 @@ class RunLoop:
             self._tell_loss(state)
 
     def _tell_loss(self, state: WorkerState) -> None:
-        incarnation = self._group.workers[state.rank].incarnation
+        incarnation = self._group.workers[state.rank].seat.incarnation
         if state.loss is None or not state.loss.is_failure or incarnation in self._told:
             return
         self._told.add(incarnation)
@@ -287,6 +298,8 @@ class RunLoop:
             return
         self._asked = True
         self._comebacks.end()
+        if self._changes is not None:
+            self._changes.end("is stopping")
         waiting = [state.name for state in self._states() if state.exit_code is None]
         self._observer.on_notice(
             f"stopping: {', '.join(waiting)} save at the next step boundary, within "

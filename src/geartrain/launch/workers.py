@@ -9,17 +9,19 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.handshake import GO, READY
 from geartrain.launch.output import OutputPump
 from geartrain.launch.run_directory import (
     Contacts,
+    Seat,
     failure_path,
-    incarnation_of,
+    grow_fleet,
     log_path,
     read_failure,
     read_loss,
@@ -51,17 +53,15 @@ class Worker:
 
     Args:
         around: Of the run.
-        rank: Which device it works.
-        num_starts: How many processes the rank has had before.
+        seat: Which device it works.
     """
 
-    def __init__(self, around: Surroundings, rank: int, num_starts: int = 0) -> None:
-        self.rank = rank
-        self.num_starts = num_starts
-        self.incarnation = incarnation_of(rank, num_starts)
-        self.device = around.settings.fleet.devices[rank]
+    def __init__(self, around: Surroundings, seat: Seat) -> None:
+        self.seat = seat
+        self.rank = seat.rank
+        self.device = around.settings.fleet.devices[seat.rank]
         self.started_at_s = time.monotonic()
-        self.has_entered = num_starts == 0
+        self.has_entered = not seat.joins
         """Whether it takes part; who joins does not at once."""
         self.is_away = False
         """Whether the others go on without it, for good; it may still run."""
@@ -87,6 +87,11 @@ class Worker:
     def way(self) -> Way:
         """How it was started."""
         return self._process.way
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process.peek_exit_code() is None
 
     @property
     def process(self) -> StartedWorker:
@@ -133,9 +138,7 @@ class Worker:
     def write_spec(self, contacts: Contacts) -> None:
         """Write down what the worker reads once it is let go."""
         host = self._network.host_of(self.device.device_id)
-        write_worker_spec(
-            self._settings, self.rank, contacts, host=host, num_starts=self.num_starts
-        )
+        write_worker_spec(self._settings, self.seat, contacts, host=host)
 
     def poll_ready(self) -> bool:
         """Whether it has imported what it preloads and waits to be let go."""
@@ -170,7 +173,7 @@ class Worker:
         if self._failure is None:
             self._failure = read_failure(self._run_dir, self.rank)
         if self._loss is None:
-            self._loss = read_loss(self._run_dir, self.incarnation)
+            self._loss = read_loss(self._run_dir, self.seat.incarnation)
         return WorkerState(
             rank=self.rank,
             device_id=self.device.device_id,
@@ -214,15 +217,39 @@ class WorkerGroup:
         with ExitStack() as on_error:
             on_error.callback(self.close)
             for rank in range(len(around.settings.fleet.devices)):
-                self.workers.append(Worker(around, rank))
+                self.workers.append(Worker(around, Seat(rank)))
             on_error.pop_all()
+
+    @property
+    def fleet(self) -> Fleet:
+        """All devices that have been in the run, in rank order."""
+        return self._around.settings.fleet
+
+    def add(self, device: DeviceProfile, contacts: Contacts) -> None:
+        """Start a worker of one more device, to be let go later.
+
+        Args:
+            device: The last one of the fleet from now on.
+            contacts: Whom its worker turns to.
+
+        Raises:
+            ConfigError: If the fleet can't grow.
+        """
+        fleet = replace(self.fleet, devices=(*self.fleet.devices, device))
+        settings = replace(self._around.settings, fleet=fleet)
+        grow_fleet(settings.run_dir, device)
+        self._around = replace(self._around, settings=settings)
+        worker = Worker(self._around, Seat(len(self.workers), joins=True))
+        self.workers.append(worker)
+        worker.write_spec(contacts)
 
     def start_again(self, rank: int, contacts: Contacts) -> Worker:
         """Start another process of a rank whose last one has ended, to be let go later."""
         before = self.workers[rank]
         before.dismiss()
         failure_path(self._around.settings.run_dir, rank).unlink(missing_ok=True)
-        worker = Worker(self._around, rank, before.num_starts + 1)
+        num_starts = before.seat.num_starts + 1
+        worker = Worker(self._around, Seat(rank, num_starts, joins=True))
         self._past.append(before)
         self.workers[rank] = worker
         worker.write_spec(contacts)

@@ -40,6 +40,15 @@ class CgroupThrottle:
             self.close()
             raise
 
+    def add(self, device: DeviceProfile) -> None:
+        """Make the group of one more device; one that is there stays as it is.
+
+        Raises:
+            DeviceError: If the kernel refuses.
+        """
+        if device.device_id not in self._groups:
+            self._make(device)
+
     def attach(self, device_id: str, pid: int) -> None:
         """Move a process, all its threads and later children into the group.
 

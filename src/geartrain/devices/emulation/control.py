@@ -92,19 +92,18 @@ class EmulationControl:
         self._seen = self._stamp()
         directory = state_dir or default_state_dir()
         self._registration = directory / f"{current_owner().key}.json"
-        registration = Registration(
-            run_dir=str(run_dir.resolve()),
-            device_ids=tuple(device_ids),
-            oversubscribed=oversubscribed,
-        )
-        try:
-            write_document(self._registration, registration)
-        except ConfigError as error:  # the run is worth more than being found
-            logger.warning("geartrain emulate will not find this run: %s", error)
+        self._register()
 
     def restart_clock(self) -> None:
         """Count the schedule's seconds from now on."""
         self._started_at_s = self._clock()
+
+    def add(self, device_id: str) -> None:
+        """Let the control file change one more device, which the throttle holds by now."""
+        self._fractions[device_id] = self._throttle.core_fraction(device_id)
+        write_document(self._path, self._fractions)
+        self._seen = self._stamp()
+        self._register()
 
     def poll(self) -> tuple[CoreFractionChange, ...]:
         """Apply what has changed; a call without a change costs one ``stat``.
@@ -131,6 +130,17 @@ class EmulationControl:
     def close(self) -> None:
         """Take the registration back."""
         self._registration.unlink(missing_ok=True)
+
+    def _register(self) -> None:
+        registration = Registration(
+            run_dir=str(self._path.parent.resolve()),
+            device_ids=tuple(self._fractions),
+            oversubscribed=self._oversubscribed,
+        )
+        try:
+            write_document(self._registration, registration)
+        except ConfigError as error:  # the run is worth more than being found
+            logger.warning("geartrain emulate will not find this run: %s", error)
 
     def _apply(self, wanted: dict[str, float]) -> tuple[CoreFractionChange, ...]:
         changes = []

@@ -94,12 +94,11 @@ class DutyCycleThrottle:
     def __init__(self, devices: Sequence[DeviceProfile]) -> None:
         self.name = "duty-cycle"
         self._accounts: dict[str, Account] = {}
-        for device in devices:
-            check_core_fraction(device.core_fraction or 1.0, device.device_id)
-            self._accounts[device.device_id] = Account(device.core_fraction or 1.0)
         self._pids: dict[str, int] = {}
         self._used_s: dict[str, float] = {}
         self._lock = threading.Lock()
+        for device in devices:
+            self.add(device)
         self._wake = threading.Event()
         self._closed = False
         self._booked_at_s = time.monotonic()
@@ -107,6 +106,17 @@ class DutyCycleThrottle:
             target=self._control, name="geartrain-duty-cycle", daemon=True
         )
         self._thread.start()
+
+    def add(self, device: DeviceProfile) -> None:
+        """Keep an account of one more device; one that is there stays as it is.
+
+        Raises:
+            ConfigError: If its share is impossible.
+        """
+        fraction = device.core_fraction or 1.0
+        check_core_fraction(fraction, device.device_id)
+        with self._lock:
+            self._accounts.setdefault(device.device_id, Account(fraction))
 
     def attach(self, device_id: str, pid: int) -> None:
         """Put a process under the device's share.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from geartrain.devices.profile import DeviceProfile
 from geartrain.errors import ConfigError
 
 MIN_CORE_FRACTION = 0.02
@@ -25,6 +26,9 @@ class Throttle(Protocol):
 
     name: str
     """How it works: cgroup-v1, cgroup-v2 or duty-cycle."""
+
+    def add(self, device: DeviceProfile) -> None:
+        """Hold one more device, which has no process yet."""
 
     def attach(self, device_id: str, pid: int) -> None:
         """Put a process under the device's limits."""
