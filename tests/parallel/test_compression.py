@@ -23,7 +23,6 @@ from geartrain.parallel.worker_spec import STOP_SIGNAL_NAME
 from local_ranks import run_ranks
 from parallel.two_racks import (
     BATCH,
-    NUM_PARAMETERS,
     Report,
     Training,
     equal_plan,
@@ -33,21 +32,13 @@ from parallel.two_racks import (
     set_up,
     set_up_on,
     train,
+    whole,
 )
 from topologies import MEGABIT, make_racks
 from training_jobs import largest_difference, partial_plan
 from worker_sessions import worker_session
 
 State = dict[str, torch.Tensor]
-
-
-def whole(states: list[State]) -> torch.Tensor:
-    """All that is owed, by element of the flat gradient."""
-    total = torch.zeros(NUM_PARAMETERS, dtype=torch.float64)
-    for state in states:
-        for piece in state_pieces(state):
-            total[piece.start : piece.stop] += state[piece.name][0]
-    return total
 
 
 # -- saving ------------------------------------------------------------------------------

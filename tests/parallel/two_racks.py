@@ -14,6 +14,7 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.collectives import exchange_hub
+from geartrain.collectives.codecs.error_feedback import state_pieces
 from geartrain.collectives.job_network import JobNetwork, RankFacts
 from geartrain.parallel import ranks
 from geartrain.planner import Plan
@@ -144,6 +145,15 @@ def held(session: gt.Session) -> dict[str, torch.Tensor]:
     """What this rank owes now."""
     assert session._trainer is not None
     return session._trainer.residuals._held()
+
+
+def whole(states: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """All that is owed, by element of the flat gradient."""
+    total = torch.zeros(NUM_PARAMETERS, dtype=torch.float64)
+    for state in states:
+        for piece in state_pieces(state):
+            total[piece.start : piece.stop] += state[piece.name][0]
+    return total
 
 
 def equal_plan(world_size: int) -> Plan:
