@@ -1,0 +1,1 @@
+"""What checkpoints cost and survive, beside ``torch.distributed.checkpoint``."""
