@@ -127,4 +127,4 @@ def test_the_next_lead_saves_beside_the_training(tmp_path: Path, place: str) -> 
     steps = {
         step_of_name(name) for name in list_versions(FileStore(tmp_path / "checkpoints"))
     }
-    assert steps <= {3, 6, 9}
+    assert steps <= {3, 4, 6, 9}  # 4: what the lead before owed, made up for
