@@ -271,7 +271,8 @@ class StepEngine:
         assert self._buckets is not None, "more than one rank takes part"
         for own, given in zip(self._buckets.flats, step.flats, strict=True):
             own.copy_(given)
-        trailer = layout.unpack(step.vector)
+        # It may have been made before this rank's device was in the fleet.
+        trailer = layout.of_length(step.vector.numel()).unpack(step.vector)
         voted = VotedStep(trailer, step.vector, self.name.after(step.vector), 0.0)
         outcome = self._apply(voted, trailer, step.factor)
         self._buckets.begin_step()  # also points all gradients at the buffers again

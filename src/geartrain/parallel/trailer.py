@@ -7,7 +7,7 @@ figures in a slot of its own (the others add zeros, so a sum is a gather).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -84,6 +84,11 @@ class TrailerLayout:
         """Elements of the vector."""
         terms = 2 * len(self.term_names)
         return 1 + terms + self.world_size * len(SLOT_FIELDS) + self.num_parameters
+
+    def of_length(self, length: int) -> TrailerLayout:
+        """The same for as many ranks as make a vector this long: a fleet may grow."""
+        slots = length - self.length + self.world_size * len(SLOT_FIELDS)
+        return replace(self, world_size=slots // len(SLOT_FIELDS))
 
     def pack(
         self,
