@@ -8,6 +8,16 @@ from typing import Any
 
 import click
 
+from geartrain.bench.checkpoint.result import (
+    NUM_TEXT_COLUMNS as CHECKPOINT_TEXT_COLUMNS,
+)
+from geartrain.bench.checkpoint.result import (
+    TABLE_HEAD as CHECKPOINT_TABLE_HEAD,
+)
+from geartrain.bench.checkpoint.result import (
+    table_rows as checkpoint_table_rows,
+)
+from geartrain.bench.checkpoint.run import CheckpointOptions, run_checkpoint
 from geartrain.bench.comm.rank_order import DEFAULT_SEED
 from geartrain.bench.comm.result import (
     NUM_TEXT_COLUMNS,
@@ -264,6 +274,55 @@ def elastic(
         num_text_columns=ELASTIC_TEXT_COLUMNS,
     )
     click.echo(f"emulated, {result.wall_s:.0f} s in all, load {result.load_average:g}")
+    if output is not None:
+        write_document(output, result)
+        click.echo(f"raw result: {output}")
+    if as_json:
+        print_json(result.as_json())
+    if result.has_failures:
+        context.exit(1)
+
+
+@bench.command("checkpoint", cls=Verb)
+@click.option("--quick", is_flag=True, help="A smaller state, fewer trials: within 90 s.")
+@click.option("--only", metavar="CASES", help="Some, parted by commas.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of flips, kills and the data."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where the raw result goes; nowhere unless given.",
+)
+@json_option
+@click.pass_context
+def checkpoint(
+    context: click.Context,
+    /,
+    *,
+    only: str | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,  # Any: the other fields of CheckpointOptions
+) -> None:
+    """Measure what checkpoints cost and survive, beside torch.distributed.checkpoint.
+
+    The trainer's stall and its steps' slow-down, the gradient log's bytes, flipped bytes,
+    killed saves, and loading with other members than those that saved. Takes up to ten
+    minutes.
+
+    Ends with 1 if a version was lost or damage was not found.
+    """
+    names = tuple(name.strip() for name in only.split(",")) if only else ()
+    result = run_checkpoint(CheckpointOptions(only=names, **options), _show_progress)
+    print_table(
+        CHECKPOINT_TABLE_HEAD,
+        checkpoint_table_rows(result),
+        num_text_columns=CHECKPOINT_TEXT_COLUMNS,
+    )
+    label, load = result.label, result.load_average
+    click.echo(f"{label}, {result.wall_s:.0f} s in all, load {load:g}")
     if output is not None:
         write_document(output, result)
         click.echo(f"raw result: {output}")

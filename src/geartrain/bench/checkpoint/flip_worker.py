@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from geartrain.bench.checkpoint.orders import FlipCount, FlipOrder, FlipsFound
 from geartrain.bench.checkpoint.small_state import read_all, save_bytes
@@ -32,7 +33,7 @@ from geartrain.checkpoint.verify import verify_store
 from geartrain.errors import CheckpointError
 
 _SMALL = {"model/w": 300, "model/b": 5, "optimizer/w.exp_avg": 300}
-_LOCK_NAMES = frozenset({"lock", ".lock"})
+_LOCK_NAME = ".lock"
 _SHOWN = 5
 
 Flip = tuple[Path, int]
@@ -125,7 +126,7 @@ class _Store:
 
 
 def _is_data(path: Path) -> bool:
-    return path.name not in _LOCK_NAMES and path.stat().st_size > 0
+    return path.name != _LOCK_NAME and path.stat().st_size > 0
 
 
 def _flips(files: Iterable[Path], every: int) -> list[Flip]:
@@ -191,13 +192,13 @@ def _flip_log(source: random.Random) -> FlipCount:
 def _flip_dcp(order: FlipOrder, source: random.Random) -> FlipCount:
     folder = Path(order.folder, "dcp")
     state = {name: torch.randn(count) for name, count in _SMALL.items()}
-    dcp.save(dict(state), checkpoint_id=folder, no_dist=True)
+    save_dcp(dict(state), checkpoint_id=folder, no_dist=True)
     counter = _Counter(source)
 
     def look() -> tuple[bool, bool]:
         target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         try:
-            dcp.load(target, checkpoint_id=folder, no_dist=True)
+            load_dcp(target, checkpoint_id=folder, no_dist=True)
         except BaseException as error:  # noqa: BLE001 - torch's is no Exception
             return _note_error(error), False
         return False, any(not torch.equal(target[n], state[n]) for n in state)

@@ -151,7 +151,8 @@ def float_bits(values: torch.Tensor) -> float:
     others = words[(words << 1) != 0]
     exponents = ((others >> 23) & 0xFF).astype(np.uint8)
     bits = _MANTISSA_AND_SIGN_BITS + _entropy_bits(exponents)
-    return bits * others.size / words.size
+    share: float = others.size / words.size
+    return bits * share
 
 
 def row_code_bits(message: torch.Tensor) -> float:
@@ -162,7 +163,8 @@ def row_code_bits(message: torch.Tensor) -> float:
     least = rows.min(axis=1, keepdims=True)
     span = rows.max(axis=1, keepdims=True) - least
     codes = np.rint(255 * (rows - least) / span).reshape(-1).astype(np.uint8)
-    return _entropy_bits(codes) * codes.size / whole.size
+    share: float = codes.size / whole.size
+    return _entropy_bits(codes) * share
 
 
 def _messages(training: _Training, order: LogOrder) -> Iterator[torch.Tensor]:

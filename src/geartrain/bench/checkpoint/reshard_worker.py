@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -43,7 +44,9 @@ class _Reshard:
     def __init__(self, order: ReshardOrder) -> None:
         self._rank = order.rank
         self._folder = Path(order.state.folder)
-        store = dist.FileStore(str(self._folder / "store"), LOADED_BY)
+        store = dist.FileStore(  # type: ignore[attr-defined]  # not in its __all__
+            str(self._folder / "store"), LOADED_BY
+        )
         dist.init_process_group(
             "gloo", store=store, rank=order.rank, world_size=LOADED_BY, timeout=_LIMIT
         )
@@ -61,7 +64,7 @@ class _Reshard:
         mesh = DeviceMesh("cpu", list(range(SAVED_BY)))
         if self._rank < SAVED_BY:
             state = _cut(self._state, mesh)
-            dcp.save(state, checkpoint_id=self._dcp_folder, process_group=self._savers)
+            save_dcp(state, checkpoint_id=self._dcp_folder, process_group=self._savers)
 
     def save(self) -> None:
         """By the first two; one of them publishes."""
@@ -82,7 +85,7 @@ class _Reshard:
 
     def load_dcp(self, target: dict[str, DTensor]) -> None:
         """By all three."""
-        dcp.load(dict(target), checkpoint_id=self._dcp_folder)
+        load_dcp(dict(target), checkpoint_id=self._dcp_folder)
 
     def load(self, target: dict[StateRange, torch.Tensor]) -> None:
         """By all three; the manifest is read and checked, too."""
@@ -96,9 +99,14 @@ class _Reshard:
         owned = self._owned(LOADED_BY)
         mesh = DeviceMesh("cpu", list(range(LOADED_BY)))
         expected = _cut(self._state, mesh)
-        dcp_s, ours_s, is_equal = [], [], True
+        dcp_s: list[float] = []
+        ours_s: list[float] = []
+        is_equal = True
         for index in range(num_rounds + 1):
-            cut = {name: torch.zeros_like(one) for name, one in expected.items()}
+            cut: dict[str, DTensor] = {
+                name: torch.zeros_like(one)  # type: ignore[misc]  # torch says Tensor
+                for name, one in expected.items()
+            }
             held = {part: torch.zeros(part.num_elements) for part in owned}
             measures = [
                 (dcp_s, lambda cut=cut: self.load_dcp(cut)),

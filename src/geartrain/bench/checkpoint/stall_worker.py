@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from geartrain.bench.checkpoint.orders import StallFound, StallRound, StateOrder
 from geartrain.bench.checkpoint.square_model import SquareTraining
@@ -154,7 +154,7 @@ class _Bench:
         start_s = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is one rank is as meant
-            dcp.save(self._training.state_dicts(), checkpoint_id=target, no_dist=True)
+            save_dcp(self._training.state_dicts(), checkpoint_id=target, no_dist=True)
         seconds = time.perf_counter() - start_s
         shutil.rmtree(target)
         return seconds
