@@ -226,7 +226,8 @@ class ExchangeService(Generic[P, E]):
                 target=self._mark_aborted, args=(epoch, reason), daemon=True
             ).start()
         if fault is not None:
-            logger.warning("epoch %d ended (%s): %s", epoch, fault.kind, fault.detail)
+            # Not a warning: whoever decides on members says what came of it.
+            logger.info("epoch %d ended (%s): %s", epoch, fault.kind, fault.detail)
             self._on_fault(fault)
 
     def _mark_aborted(self, epoch: int, reason: str) -> None:
