@@ -21,8 +21,8 @@ class StateOrder:
     dim: int
     """Of four square layers with a bias: a state of 48 times dim * (dim + 1) bytes."""
     num_rounds: int
-    steps_per_block: int = 8
-    batch_size: int = 256
+    steps_per_block: int
+    batch_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

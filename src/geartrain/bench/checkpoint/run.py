@@ -52,6 +52,8 @@ class CheckpointSizes:
     dim: int = 2048
     """A state of 201 MB."""
     stall_rounds: int = 7
+    steps_per_block: int = 8
+    batch_size: int = 256
     reshard_rounds: int = 5
     log_steps: int = 40
     logged_steps: int = 5
@@ -65,6 +67,8 @@ class CheckpointSizes:
 _QUICK = CheckpointSizes(
     dim=1024,
     stall_rounds=2,
+    steps_per_block=3,
+    batch_size=64,
     reshard_rounds=2,
     log_steps=8,
     logged_steps=2,
@@ -225,6 +229,8 @@ class _Bench:
             result=str(self.folder / f"{name}.json"),
             dim=self.options.sizes.dim,
             num_rounds=num_rounds,
+            steps_per_block=self.options.sizes.steps_per_block,
+            batch_size=self.options.sizes.batch_size,
         )
 
     def _make(self, name: str) -> Path:

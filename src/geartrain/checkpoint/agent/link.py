@@ -99,8 +99,11 @@ class AgentLink:
             raise
         self._free_slots = list(range(reservation.num_slots))
 
-    def begin(self) -> memoryview | None:
-        """The idle buffer, to copy a shard into; None where it is busy: try again later.
+    def ask(self) -> None:
+        """Ask for the idle buffer ahead, such as a step before ``begin`` is called.
+
+        The agent lets the trainer have the cores, so its answer may take milliseconds,
+        which nobody waits for then. What lay in the buffer is no longer served.
 
         Raises:
             CommunicationError: If the agent is gone.
@@ -109,6 +112,14 @@ class AgentLink:
         if self._granted is None and not self._asked:
             self._send(Begin(buffer_index=1 - self._newest))
             self._asked = True
+
+    def begin(self) -> memoryview | None:
+        """The idle buffer, to copy a shard into; None where it is busy: try again later.
+
+        Raises:
+            CommunicationError: If the agent is gone.
+        """
+        self.ask()
         deadline_at_s = time.monotonic() + _GRANT_S
         while self._granted is None and self._asked:
             left_s = deadline_at_s - time.monotonic()

@@ -15,7 +15,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -24,8 +26,10 @@ from geartrain.checkpoint.agent.settings import AgentSettings
 from geartrain.errors import CommunicationError, GeartrainError
 
 START_LIMIT_S = 30.0
-_NICENESS = 5
-"""Below the trainer's priority: what an agent does is never urgent."""
+_NICENESS = 10
+"""Below the trainer's priority: what an agent does is never urgent. It gets a tenth of a
+core that a trainer wants, too, which is enough to answer in time."""
+_AUTOGROUP = Path("/proc/self/autogroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,7 @@ def main() -> int:
     except (msgspec.DecodeError, GeartrainError) as error:
         logging.getLogger(__name__).error("%s", error)  # noqa: TRY400 - for a person
         return 2
-    os.nice(_NICENESS)
+    _step_back()
     place = {"local_address": server.local_address, "peer_address": server.peer_address}
     sys.stdout.write(json.dumps(place) + "\n")
     sys.stdout.flush()
@@ -120,6 +124,18 @@ def main() -> int:
         pass
     time.sleep(orders.settings.linger_s)
     return 0
+
+
+def _step_back() -> None:
+    """Leave the cores to the trainer.
+
+    An agent has a session of its own. Where the kernel groups by session (autogroup, on
+    by default), cores are shared between sessions first, whatever the processes' niceness,
+    so that the session steps back as well: see sched(7).
+    """
+    os.nice(_NICENESS)
+    with suppress(OSError):  # no such grouping here
+        _AUTOGROUP.write_text(str(_NICENESS))
 
 
 def _read_line(descriptor: int, deadline_at_s: float) -> bytes:
