@@ -21,6 +21,7 @@ from geartrain.data.loader import EpochOver
 from geartrain.errors import CommunicationError
 from geartrain.parallel.commit import ReducedStep, StepName
 from geartrain.parallel.saved_state import copy_tree, whole_state
+from geartrain.parallel.trainer_setup import install_leave_handler
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
@@ -78,7 +79,7 @@ class Donor:
         return {
             "step": trainer.step_index,
             "lineage": trainer.engine.name.lineage,
-            "positions": [dict(position) for position in trainer.positions_before()],
+            "positions": [dict(position) for position in positions_before(trainer)],
             "ahead_by": self.membership.ahead_by,
             "last_loss": trainer.last_loss,
             "term_names": list(trainer.engine.term_names),
@@ -123,7 +124,7 @@ class Joiner:
         """
         given = self.membership.receive_state(self.limit_s)
         self.trainer.state().restore(dict(given["state"]))
-        self.trainer.take_place(given["place"])
+        take_place(self.trainer, given["place"])
         self._devices = tuple(given["place"]["devices"])
         self._pending.clear()
         self._has_offered = self._is_torn = False
@@ -199,9 +200,45 @@ class Joiner:
                 "from; this process ends, and its device may join again"
             )
             raise CommunicationError(msg)
-        trainer.replayed(outcome, step["positions"])
+        trainer.step_scheduler(outcome.loss)
+        trainer.step_index, trainer.last_loss = trainer.step_index + 1, outcome.loss
+        trainer.move_to(list(step["positions"]))
 
     @staticmethod
     def _check_epoch(loader: ShareLoader, epoch: int) -> None:
         if loader.position[0] != epoch:
             raise EpochOver
+
+
+def exchange_states(trainer: Trainer, membership: JoiningMembership) -> None:
+    """Who takes part gives the state to who joins, and may be one of those."""
+    spec, regrouper = trainer.spec, trainer.regrouper
+    assert spec is not None
+    assert regrouper is not None
+    trainer.donor = Donor(membership, trainer)
+    trainer.engine.on_reduced = trainer.donor.pass_on
+    if membership.can_leave:
+        install_leave_handler(membership.leave)
+    if spec.joins:
+        trainer.joiner = Joiner(membership, trainer, spec.timeout_s, regrouper.enter)
+
+
+def take_place(trainer: Trainer, place: Mapping[str, Any]) -> None:  # Any: see Donor.place
+    """Be where another rank is, whose state this one has taken on."""
+    trainer.step_index, trainer.last_loss = place["step"], place["last_loss"]
+    trainer.engine.name = StepName(step=place["step"], lineage=place["lineage"])
+    if trainer.regrouper is not None:
+        trainer.regrouper.membership.ahead_by = place["ahead_by"]
+    trainer.engine.take_shape(tuple(place["term_names"]), place["bucket_bytes"])
+    trainer.move_to(list(place["positions"]))
+    if trainer.saves is not None:
+        trainer.saves.resume_at(trainer.step_index)
+
+
+def positions_before(trainer: Trainer) -> list[dict[str, int | bool]]:
+    """Positions of the loaders at the state as it is, also while a step is open."""
+    found, loader = trainer.positions(), trainer.active_loader
+    if not trainer.is_step_open or loader is None:
+        return found
+    after, before = loader.state_dict(), loader.state_before()
+    return [before if position == after else position for position in found]

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 from geartrain.checkpoint.snapshot import read_manifest
 from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError, CommunicationError
+from geartrain.parallel.goodbye import Goodbye
 from geartrain.parallel.handover import (
     Handover,
     Lineage,
     describe_transfer,
     plan_handover,
 )
+from geartrain.parallel.member_changes import MemberChanges
 from geartrain.parallel.plan_director import KnownRates
 from geartrain.parallel.ranks import publish_job
-from geartrain.parallel.recovery import Recovery
 from geartrain.parallel.state_sync import broadcast_bytes
 from geartrain.parallel.survivors_buffers import BufferKeeper
-from geartrain.parallel.worker_spec import GoingOn, WorkerLoss
+from geartrain.parallel.worker_spec import GoingOn
 from geartrain.telemetry import write_document
-from geartrain.units import format_seconds
 
 if TYPE_CHECKING:
     from geartrain.parallel.membership import Gathering, Gone, Growth, JoiningMembership
@@ -100,6 +100,8 @@ class Regrouper:
     step_scheduler: Callable[[float], None]
     """Called with the loss of a step that was applied while settling."""
     buffers: BufferKeeper = field(init=False)
+    changes: MemberChanges = field(init=False)
+    goodbye: Goodbye = field(init=False)
     num_together: int = 0
     last_save: Save | None = None
     have_all_begun: bool = False
@@ -111,9 +113,7 @@ class Regrouper:
     """The last save is to be made again after the next step, by all ranks alike."""
     _lead: int = 0
     """Who led when the ranks were in step last."""
-    _recovery: Recovery = field(default_factory=Recovery)
     _began_at_s: float = 0.0
-    _is_parting: bool = False
     _joins: bool = False
     """Until it has come in step with the others for the first time."""
     _curves: tuple[ComputeCurve, ...] = ()
@@ -123,6 +123,12 @@ class Regrouper:
     def __post_init__(self) -> None:
         self.buffers = BufferKeeper(self.engine.model)
         self._lead = self.groups.lead
+        self.changes = MemberChanges(
+            self.groups, self.recorder, self.run_dir, lambda: self.state().step_index
+        )
+        self.goodbye = Goodbye(
+            self.groups, self.membership, lambda error: self.settle(error, 0)
+        )
 
     def begin(self) -> None:
         """From now on a lost rank does not end the training; all ranks call it.
@@ -172,16 +178,7 @@ class Regrouper:
         self.membership.end_step(time.monotonic() - self._began_at_s)
         self.buffers.applied()
         self.groups.fresh = frozenset()
-        report = self._recovery.finish(time.time())
-        if report is not None:
-            names = [self.groups.device_ids[r] for r in self.groups.members]
-            self.recorder.add_event(
-                num_steps,
-                "epoch",
-                f"goes on with {', '.join(names)}: the first step was applied "
-                f"{format_seconds(report.interruption_s)} after the loss was noticed",
-                values=report.as_values(),
-            )
+        self.changes.applied(num_steps)
 
     def settle(self, error: CommunicationError, num_steps: int) -> StepOutcome | None:
         """Come back in step with those that are left; all of them call it.
@@ -225,17 +222,13 @@ class Regrouper:
             raise failure from error
         if gathering is None:
             raise error
-        first = next(iter(gathering.failures), None)
-        if first is not None:
-            self._recovery.notice(first.at_s, first.silent_s)
-        elif gathering.is_failure:  # a torn link, or an exchange that came to nothing
-            self._recovery.notice(time.time(), 0.0)
+        self.changes.notice(gathering)
         self._point_at(gathering)
         if not self._joins:
             self.membership.ready()
         if self.groups.is_lead:
             self.recorder.lead(self.run_dir)
-        self._tell_changes(gathering, num_steps)
+        self.changes.tell(gathering, num_steps)
         return gathering
 
     def _point_at(self, gathering: Gathering) -> None:
@@ -251,38 +244,10 @@ class Regrouper:
         if self.membership.interruption() is not None:
             self.groups.interrupt()  # it came before there was a new generation to wake
 
-    def _tell_changes(self, gathering: Gathering, num_steps: int) -> None:
-        """Record who came and went."""
-        names, num_left = self.groups.device_ids, len(gathering.ranks)
-        for one in gathering.gone:
-            kind = "lost" if one.is_failure else "left"
-            text = f"was lost: {one.reason}" if one.is_failure else f"left: {one.reason}"
-            self.recorder.add_event(
-                num_steps, kind, f"{text}; {num_left} devices go on", names[one.rank]
-            )
-        for rank in sorted(gathering.joined):
-            text = f"takes part from now on, with {num_left - 1} others"
-            self.recorder.add_event(num_steps, "joined", text, names[rank])
-        self.recorder.change_members(gathering.ranks, names)
-
     def report(self, gone: Sequence[Gone]) -> None:
         """Tell the launcher whom to give up; called from the membership's thread."""
-        if self._is_parting and self._has_finished():
-            return  # they only ended before this rank did
-        for one in gone:
-            path = self.run_dir / WorkerLoss.file_name(one.incarnation)
-            if path.exists():
-                continue
-            loss = WorkerLoss(
-                rank=one.rank,
-                device_id=self.groups.device_ids[one.rank],
-                at_s=one.at_s,
-                step=self.state().step_index,
-                reason=one.reason,
-                incarnation=one.incarnation,
-                is_failure=one.is_failure,
-            )
-            write_document(path, loss)
+        if not self.goodbye.is_over:  # else they only ended before this rank did
+            self.changes.report(gone)
 
     def say_goodbye(self, num_steps: int, finish: Callable[[], None]) -> None:
         """Wait until all have made their last step: one of them may need this state.
@@ -291,23 +256,12 @@ class Regrouper:
             num_steps: Optimizer steps that were applied here.
             finish: What the lead does last; the next one does it, if it is lost.
         """
-        deadline_s = time.monotonic() + _GOODBYE_S
-        self._is_parting = True
-        while time.monotonic() < deadline_s:
-            try:
-                if self._part(deadline_s, finish):
-                    return
-                self.membership.check()
-            except CommunicationError as error:
-                try:
-                    self.settle(error, num_steps)
-                except CommunicationError as failure:
-                    logger.debug("left the others: %s", failure)
-                    return
+        self.goodbye.settle = lambda error: self.settle(error, num_steps)
+        self.goodbye.say(finish)
 
     def close(self) -> None:
         """Gather no more."""
-        self.membership.close(in_order=self._is_parting)
+        self.membership.close(in_order=self.goodbye.has_begun)
         if self.membership.is_left_out:
             self.recorder.retire()  # another rank writes the log by now
         elif self.groups.is_lead:
@@ -352,8 +306,8 @@ class Regrouper:
             self._entered(handover)
         self._lead, self.owes_save = self.groups.lead, word.saves_again
         self.have_all_begun = handover.have_all_begun
-        self._recovery.planned(time.time(), handover.num_in_vain)
-        self._tell_plan(handover.num_steps)
+        self.changes.recovery.planned(time.time(), handover.num_in_vain)
+        self.changes.tell_plan(self.director.plan, handover.num_steps)
 
     def _entered(self, handover: Handover) -> None:
         """This rank holds what the others do, and is one of them."""
@@ -370,23 +324,6 @@ class Regrouper:
             num_steps: Optimizer steps applied before.
         """
         self._cut_step, self._cut_in = num_steps, self.groups.generation
-
-    def leave_out(self, num_samples: int, num_left: int, num_steps: int) -> None:
-        """Tell that the step is made without the samples of whoever was lost.
-
-        Args:
-            num_samples: That are left out.
-            num_left: Of the global batch.
-            num_steps: Optimizer steps applied before.
-        """
-        self._recovery.lost_samples += num_samples
-        self.recorder.add_event(
-            num_steps,
-            "shrunk",
-            f"the step is made with {num_left} samples, without {num_samples} of whoever "
-            "was lost",
-            values={"effective_batch_size": num_left, "lost_samples": num_samples},
-        )
 
     def _apply(self, handover: Handover) -> None:
         """Apply the interrupted step, or take on the state after it, or undo it."""
@@ -416,21 +353,6 @@ class Regrouper:
         except CheckpointError:
             return True
         return not isinstance(found, int) or found < self.last_save.step
-
-    def _tell_plan(self, num_steps: int) -> None:
-        plan = self.director.plan
-        if plan is None:
-            return
-        self.recorder.add_event(
-            num_steps,
-            "replanned",
-            f"{plan.global_batch_size} samples over {len(plan.replicas)} devices of "
-            f"the {len(self.groups.members)} left",
-            values={
-                "predicted_step_s": plan.predicted_step_s,
-                "bound_step_s": plan.bound_step_s,
-            },
-        )
 
     def _hand_over(self, handover: Handover) -> StepOutcome | None:
         """Give the state after the last step to those that have not applied it."""
@@ -463,44 +385,3 @@ class Regrouper:
         if self.groups.rank in handover.holders:
             self.state().restore(parts["state"])
         return self.engine.outcome_of(parts["trailer"])
-
-    def _part(self, deadline_s: float, finish: Callable[[], None]) -> bool:
-        """Whether all are done, and the lead with what it does last."""
-        store = self.groups.store
-        assert store is not None
-        prefix = f"end/{self.groups.generation}"
-        finished = f"{prefix}/finished"
-        try:
-            store.set(f"{prefix}/{self.groups.rank}", "1")
-            keys = [f"{prefix}/{rank}" for rank in self.groups.members]
-            if not self._wait_for(keys, deadline_s):
-                return False
-            self.membership.part()
-            if not self.groups.is_lead:
-                return self._wait_for([finished], deadline_s)
-            finish()
-            store.set(finished, "1")
-        except (RuntimeError, ConnectionError):
-            pass  # the store is gone, and with it the launcher
-        return True
-
-    def _has_finished(self) -> bool:
-        """Whether all have made their last step, and the lead what it does last."""
-        store = self.groups.store
-        try:
-            key = f"end/{self.groups.generation}/finished"
-            return store is not None and bool(store.check([key]))
-        except (RuntimeError, ConnectionError):
-            return True  # the store is gone, and with it the launcher
-
-    def _wait_for(self, keys: list[str], deadline_s: float) -> bool:
-        """Wait for keys of the store; False as soon as a member is lost."""
-        store = self.groups.store
-        assert store is not None
-        while time.monotonic() < deadline_s:
-            if store.check(keys):
-                return True
-            if self.membership.interruption() is not None:
-                break
-            time.sleep(_POLL_S)
-        return False

@@ -102,7 +102,7 @@ def _positions_left(
     left = positions_without(count, view, lost)
     if len(left) in {0, count}:
         return None
-    regrouper.leave_out(count - len(left), len(left), trainer.step_index)
+    regrouper.changes.tell_left_out(count - len(left), len(left), trainer.step_index)
     return left
 
 

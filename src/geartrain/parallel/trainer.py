@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from geartrain.data.sampler import ShareView
 from geartrain.errors import CommunicationError, TrainingStopped
 from geartrain.parallel.commit import StepName
-from geartrain.parallel.joining import Donor, Joiner
+from geartrain.parallel.joining import Donor, Joiner, exchange_states, take_place
 from geartrain.parallel.link_watch import LinkWatcher, make_watcher
 from geartrain.parallel.meetings import Meetings
 from geartrain.parallel.model_calls import ModelCalls
@@ -43,7 +43,6 @@ from geartrain.parallel.trailer import RankFigures
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.trainer_setup import (
     MakeMembers,
-    install_leave_handler,
     install_stop_handler,
     make_calls,
     make_committer,
@@ -150,7 +149,7 @@ class Trainer:
             self.engine.committer = membership.committer() or make_committer(
                 groups, self.engine
             )
-            self._exchange_states(membership)
+            exchange_states(self, membership)
 
     def begin(self) -> None:
         """The state is there: take part from now on; all ranks call it.
@@ -283,7 +282,7 @@ class Trainer:
         )
         outcome = self.engine.finish(figures, stop=self._stop_requested)
         seen = self._record(outcome)
-        self._step_scheduler(outcome.loss)
+        self.step_scheduler(outcome.loss)
         self._count_step(outcome)
         save_again(self)
         save_in_tiers(self, outcome)
@@ -314,31 +313,6 @@ class Trainer:
         save_in_tiers(self, outcome)
         if outcome.trailer.stop_requested:
             self._stop()
-
-    def positions_before(self) -> list[dict[str, int | bool]]:
-        """Positions of the loaders at the state as it is, also while a step is open."""
-        found, loader = self.positions(), self.active_loader
-        if not self.is_step_open or loader is None:
-            return found
-        after, before = loader.state_dict(), loader.state_before()
-        return [before if position == after else position for position in found]
-
-    def take_place(self, place: Mapping[str, Any]) -> None:  # Any: see Donor.place
-        """Be where another rank is, whose state this one has taken on."""
-        self.step_index, self.last_loss = place["step"], place["last_loss"]
-        self.engine.name = StepName(step=place["step"], lineage=place["lineage"])
-        if self.regrouper is not None:
-            self.regrouper.membership.ahead_by = place["ahead_by"]
-        self.engine.take_shape(tuple(place["term_names"]), place["bucket_bytes"])
-        self.move_to(list(place["positions"]))
-        if self.saves is not None:
-            self.saves.resume_at(self.step_index)
-
-    def replayed(self, outcome: StepOutcome, positions: Sequence[Any]) -> None:
-        """A step that others have computed was applied here."""
-        self._step_scheduler(outcome.loss)
-        self.step_index, self.last_loss = self.step_index + 1, outcome.loss
-        self.move_to(list(positions))
 
     def grow(self, growth: Growth) -> None:
         """There are more devices than before."""
@@ -376,7 +350,8 @@ class Trainer:
         if self.regrouper is not None:
             self.regrouper.applied(self.step_index)
 
-    def _step_scheduler(self, loss: float) -> None:
+    def step_scheduler(self, loss: float) -> None:
+        """Move the schedule and the averages on, after a step with this mean loss."""
         scheduler = self.parts.lr_scheduler
         if self.engine.gradient_group is None:
             return
@@ -427,25 +402,12 @@ class Trainer:
             run_dir=run_dir,
             num_in_vain=self._open_step.num_computed,
             place=Donor(membership, self).place,
-            take_place=self.take_place,
+            take_place=lambda place: take_place(self, place),
             grow=self.grow,
             on_idle=self._serve,
             is_step_open=lambda: self.is_step_open,
-            step_scheduler=self._step_scheduler,
+            step_scheduler=self.step_scheduler,
         )
-
-    def _exchange_states(self, membership: JoiningMembership) -> None:
-        """Who takes part gives the state to who joins, and may be one of those."""
-        assert self.spec is not None
-        assert self.regrouper is not None
-        self.donor = Donor(membership, self)
-        self.engine.on_reduced = self.donor.pass_on
-        if membership.can_leave:
-            install_leave_handler(membership.leave)
-        if self.spec.joins:
-            self.joiner = Joiner(
-                membership, self, self.spec.timeout_s, self.regrouper.enter
-            )
 
     def _serve(self) -> None:
         if self.donor is not None and self.joiner is None:
