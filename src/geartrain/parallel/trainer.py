@@ -15,7 +15,7 @@ import torch
 from geartrain.data.sampler import ShareView
 from geartrain.errors import CommunicationError, TrainingStopped
 from geartrain.parallel.commit import StepName
-from geartrain.parallel.joining import Donor, Joiner, exchange_states, take_place
+from geartrain.parallel.joining import Donor, Joiner, exchange_states
 from geartrain.parallel.link_watch import LinkWatcher, make_watcher
 from geartrain.parallel.meetings import Meetings
 from geartrain.parallel.model_calls import ModelCalls
@@ -40,6 +40,7 @@ from geartrain.parallel.step_work import MicroBatch
 from geartrain.parallel.tiered_saves import TieredSaves
 from geartrain.parallel.tracked_objects import TrackedObjects
 from geartrain.parallel.trailer import RankFigures
+from geartrain.parallel.trainer_parts import make_director, make_regrouper, tell_algorithm
 from geartrain.parallel.trainer_settings import TrainerSettings, UserParts
 from geartrain.parallel.trainer_setup import (
     MakeMembers,
@@ -65,7 +66,7 @@ from geartrain.parallel.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from geartrain.data.loader import ShareLoader
-    from geartrain.parallel.membership import Growth, JoiningMembership
+    from geartrain.parallel.membership import Growth
     from geartrain.parallel.ranks import RankPlace
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Trainer:
     residuals: ResidualState = field(init=False)
     recorder: RunRecorder = field(init=False)
     director: PlanDirector = field(init=False)
-    _open_step: OpenStep = field(init=False)
+    opened: OpenStep = field(init=False)
     _stop_requested: bool = False
     own_forward: OwnForward = field(init=False)
     _watcher: LinkWatcher | None = None
@@ -135,17 +136,15 @@ class Trainer:
         self.model = prepare_model(place, parts, settings)
         self.calls = make_calls(place, parts, settings, self.model)
         self.engine = make_engine(place, parts, settings, self.model)
-        self._tell_algorithm()
+        tell_algorithm(self)
         self.residuals = make_residuals(place.groups, self.engine)
-        self.director = self._make_director()
+        self.director = make_director(self)
         self._watcher = make_watcher(place.groups, self.director, self.recorder)
-        self._open_step = OpenStep(
-            place, self.calls, self.engine, self.director, settings.seed
-        )
+        self.opened = OpenStep(place, self.calls, self.engine, self.director, settings.seed)
         self.saves = make_saves(self)
         self.meetings, self.own_forward = Meetings(self), OwnForward(self)
         if membership is not None and run_dir is not None:
-            self.regrouper = self._make_regrouper(membership, run_dir)
+            self.regrouper = make_regrouper(self, membership, run_dir)
             self.engine.committer = membership.committer() or make_committer(
                 groups, self.engine
             )
@@ -168,7 +167,7 @@ class Trainer:
     @property
     def active_loader(self) -> ShareLoader | None:
         """The one whose batch was asked for last, or is the open step's."""
-        return self._open_step.active_loader
+        return self.opened.active_loader
 
     def assign(self, loader: ShareLoader) -> ShareView:
         """The shares in force for a loader's next batch; plans at the first one."""
@@ -180,7 +179,7 @@ class Trainer:
         view = retried(self, lambda: self._assign(loader))
         if self.director.planned_at_s != planned_at_s:
             self._finished_at_s = self.director.planned_at_s  # no step took that time
-        self._open_step.follow(loader)
+        self.opened.follow(loader)
         return view
 
     def step(self, batch: Any) -> float:  # Any: the user's batch
@@ -273,12 +272,12 @@ class Trainer:
         self.is_step_open = True
         if self.regrouper is not None:
             self.regrouper.begin_step()
-        return self._open_step.open(batch, self.step_index)
+        return self.opened.open(batch, self.step_index)
 
     def finish_step(self) -> float:
         """Exchange and apply the open step; returns the mean loss."""
         figures = replace(
-            self._open_step.figures(self.step_index), save_due=float(is_save_due(self))
+            self.opened.figures(self.step_index), save_due=float(is_save_due(self))
         )
         outcome = self.engine.finish(figures, stop=self._stop_requested)
         seen = self._record(outcome)
@@ -288,7 +287,7 @@ class Trainer:
         save_in_tiers(self, outcome)
         if outcome.trailer.stop_requested:
             self._stop()
-        self._serve()
+        self.serve()
         if self.active_loader is not None:
             self.director.observe(self.step_index, seen)
             if self._watcher is not None:
@@ -304,7 +303,7 @@ class Trainer:
         Raises:
             TrainingStopped: If a stop was asked for in that step.
         """
-        self._open_step.num_opened = 0
+        self.opened.num_opened = 0
         self._watcher = None  # links are watched among all ranks or not at all
         if outcome is None:
             return
@@ -322,11 +321,11 @@ class Trainer:
 
     def micro_context(self, micro: MicroBatch) -> AbstractContextManager[None]:
         """What modules may ask for while a micro-batch is computed."""
-        return self._open_step.context(micro, self.step_index)
+        return self.opened.context(micro, self.step_index)
 
     def count(self, micro: MicroBatch) -> None:
         """A micro-batch has been computed."""
-        self._open_step.count(micro)
+        self.opened.count(micro)
 
     def _record(self, outcome: StepOutcome) -> tuple[RankFigures, ...]:
         """Write the step down; returns the figures of all ranks."""
@@ -375,53 +374,18 @@ class Trainer:
     def _assign(self, loader: ShareLoader) -> ShareView:
         if self.director.plan is not None:
             check_members(self)
-            self._serve()
+            self.serve()
         return self.director.assign(loader)
 
     # -- set-up -------------------------------------------------------------------------
 
-    def _make_director(self) -> PlanDirector:
-        return PlanDirector(
-            place=self.place,
-            calls=self.calls,
-            engine=self.engine,
-            settings=self.settings,
-            spec=self.spec,
-            recorder=self.recorder,
-            state=self.state,
-        )
-
-    def _make_regrouper(self, membership: JoiningMembership, run_dir: Path) -> Regrouper:
-        return Regrouper(
-            membership=membership,
-            groups=self.place.groups,
-            director=self.director,
-            engine=self.engine,
-            recorder=self.recorder,
-            state=self.state,
-            run_dir=run_dir,
-            num_in_vain=self._open_step.num_computed,
-            place=Donor(membership, self).place,
-            take_place=lambda place: take_place(self, place),
-            grow=self.grow,
-            on_idle=self._serve,
-            is_step_open=lambda: self.is_step_open,
-            step_scheduler=self.step_scheduler,
-        )
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Give the state to those that wait for it, between two steps."""
         if self.donor is not None and self.joiner is None:
             self.donor.serve()
 
     def _request_stop(self) -> None:
         self._stop_requested = True
-
-    def _tell_algorithm(self) -> None:
-        algorithm = self.settings.algorithm
-        if not isinstance(algorithm, str):
-            self.recorder.add_event(0, "note", algorithm.description)
-            if self.place.groups.is_lead:
-                logger.warning("%s", algorithm.description)
 
     def state(self) -> TrainState:
         """What makes up the training as it is now."""
