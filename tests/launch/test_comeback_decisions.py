@@ -208,6 +208,8 @@ def test_coordinator_that_can_not_be_kept_ends_the_run() -> None:
 def test_lowest_member_leads_and_no_joiner_does() -> None:
     assert leader(situation(joining(0), worker(1), worker(2))).rank == 1
     assert leader(situation(worker(0), worker(1))).rank == 0
+    assert leader(situation(worker(0), worker(1)), so_far=1).rank == 1
+    assert leader(situation(worker(0), killed(1)), so_far=1).rank == 0
     assert leader(situation(killed(0, returns=True), joining(1))).rank == 0
 
 

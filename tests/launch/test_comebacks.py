@@ -42,18 +42,18 @@ def test_operator_brings_back_also_who_was_left_out() -> None:
 
     comebacks.readmit("cuda:1")
 
-    assert comebacks.due == ("cuda:1",)
+    assert list(comebacks.due) == ["cuda:1"]
     comebacks.note_started("cuda:1")
-    assert comebacks.due == ()
+    assert not comebacks.due
 
 
 def test_device_that_left_stays_away_and_none_returns_to_a_run_that_ends() -> None:
     comebacks = Comebacks(RespawnSettings(first_wait_s=1e-9, max_wait_s=1e-9))
     comebacks.note_left("cuda:0", "it was drained")
     comebacks.note_lost("cuda:1", "was killed by SIGKILL")
-    assert comebacks.due == ("cuda:1",)
+    assert list(comebacks.due) == ["cuda:1"]
 
     comebacks.end()
 
-    assert comebacks.due == ()
+    assert not comebacks.due
     assert not comebacks.returns("cuda:1")

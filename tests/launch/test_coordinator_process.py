@@ -69,10 +69,15 @@ def test_coordinator_that_is_killed_is_started_again_and_the_user_is_told(
     assert coordinator.poll() is None
 
     os.kill(first, signal.SIGKILL)
-    told: list[str] = []
-    wait_until(lambda: told.extend(filter(None, [coordinator.poll()])) or bool(told))
+    told: list[str | None] = []
 
-    assert told[0].startswith("the coordinator died (by signal 9), started again")
+    def is_told() -> bool:
+        told.append(coordinator.poll())
+        return told[-1] is not None
+
+    wait_until(is_told)
+
+    assert str(told[-1]).startswith("the coordinator died (by signal 9), started again")
     assert coordinator.process_id != first
     wait_until(lambda: serving_process(tmp_path) == coordinator.process_id)
     assert coordinator.failure is None

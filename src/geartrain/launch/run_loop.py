@@ -30,6 +30,8 @@ from geartrain.launch.supervision import (
 from geartrain.launch.workers import Worker, WorkerGroup, tail_of_log
 
 _TICK_S = 0.05
+_TOLD_S = 1.0
+"""How long the others usually take at most to say that they go on without somebody."""
 _FAST_TICK_S = 0.005
 """While somebody starts again: each tick delays it."""
 
@@ -114,10 +116,10 @@ class RunLoop:
             situation = self._situation()
             verdict = decide(situation)
             if verdict.action == "end":
-                self._show_leader(situation)
+                self._show_leader(situation, within_s=0.0)
                 return verdict
             self._give_up_lost(situation)
-            self._show_leader(situation)
+            self._show_leader(situation, within_s=_TOLD_S)
             self._pass_on_stop_request()
             self._keep_coordinator()
             if changes is not None:
@@ -283,14 +285,26 @@ class RunLoop:
         if notice is not None:
             self._observer.on_notice(notice)
 
-    def _show_leader(self, situation: Situation) -> None:
-        """Show what the next one prints where the one that led was lost."""
-        worker = self._group.workers[leader(situation).rank]
+    def _show_leader(self, situation: Situation, within_s: float) -> None:
+        """Show what the next one prints where the one that led was lost.
+
+        Args:
+            situation: Now.
+            within_s: How long the others may take to say since when the next one leads.
+        """
+        rank = self._shown.rank
+        is_same = self._group.workers[rank] is self._shown
+        worker = self._group.workers[leader(situation, rank if is_same else None).rank]
         if worker is self._shown:
             return
-        loss = situation.workers[self._shown.rank].loss
+        before = situation.workers[rank]
+        since_s = before.ended_at_s or time.time()
+        if before.loss is not None:
+            since_s = before.loss.at_s
+        elif situation.now_s < since_s + within_s:
+            return
         self._shown.hide_output()
-        worker.show_output(time.time() if loss is None else loss.at_s)
+        worker.show_output(since_s)
         self._shown = worker
 
     def _pass_on_stop_request(self) -> None:

@@ -132,11 +132,20 @@ def has_left(worker: WorkerState) -> bool:
     return worker.exit_code == LEFT_EXIT_CODE
 
 
-def leader(situation: Situation) -> WorkerState:
-    """Whose output is shown: the lowest rank that the others do not go on without."""
+def leader(situation: Situation, so_far: int | None = None) -> WorkerState:
+    """Whose output is shown: the one that leads so far, while the others have it.
+
+    Args:
+        situation: Now.
+        so_far: The rank that led before, if its process is still the same. After it the
+            lowest one that takes part leads; who comes back does not take over.
+    """
     there = [
         w for w in situation.workers if w.loss is None and not w.is_away and w.has_entered
     ]
+    for worker in there:
+        if worker.rank == so_far:
+            return worker
     return min(there or situation.workers, key=lambda w: w.rank)
 
 
