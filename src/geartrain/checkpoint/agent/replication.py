@@ -114,6 +114,7 @@ class _Copier:
             progress.snapshot = (-1, "")
             return False
         progress.log_step = entry.step
+        self._tell()
         return True
 
     def _send_snapshot(
@@ -137,6 +138,12 @@ class _Copier:
             raise CommunicationError(self.problem) from error
         self.send_s = time.monotonic() - start_s
         progress.snapshot, progress.log_step = key, key[0]
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for a copy to be whole."""
+        with self.shelf.changed:
+            self.shelf.changed.notify_all()
 
     def _is_own_damage(self, member_id: str, key: tuple[int, str]) -> bool:
         try:
