@@ -277,7 +277,7 @@ class Regrouper:
         own = Lineage(
             rank=self.groups.rank,
             num_steps=num_steps,
-            holds_state=self.director.holds_state,
+            holds_state=self._joins or self.director.holds_state,
             num_together=self.num_together,
             planned_sizes=self.director.planned_sizes,
             num_in_vain=self.num_in_vain(),
