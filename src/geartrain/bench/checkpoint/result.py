@@ -123,14 +123,11 @@ def judge_stall(found: StallFound) -> CaseResult:
 def judge_slowdown(found: StallFound) -> CaseResult:
     """What a snapshot costs the steps, at the interval that the tuner chooses."""
     rounds = found.rounds
-    plain = [second for one in rounds for second in one.plain_steps_s]
-    step_s = statistics.median(plain)
-    extra_s = statistics.median(
-        sum(one.shadow_steps_s) - sum(one.plain_steps_s) for one in rounds
-    )
-    meanwhile = statistics.median(
-        sum(one.shadow_steps_s) / sum(one.plain_steps_s) - 1 for one in rounds
-    )
+    plain_s = _typical_steps([one.plain_steps_s for one in rounds])
+    shadow_s = _typical_steps([one.shadow_steps_s for one in rounds])
+    step_s = statistics.median(plain_s)
+    extra_s = sum(shadow_s) - sum(plain_s)
+    meanwhile = extra_s / sum(plain_s)
     cost = SnapshotCost(
         copy_s=statistics.median(one.shadow_stall_s for one in rounds),
         send_s=statistics.median(one.send_s for one in rounds),
@@ -249,6 +246,14 @@ def judge_reshard(found: ReshardFound) -> CaseResult:
         failures=() if found.is_equal else ("bits differ after the load",),
         shown=f"{load_s:.2f} s, DCP {dcp_s:.2f} s: ratio {ratio:.2f}",
     )
+
+
+def _typical_steps(blocks: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of the first step of a block, the second and so on: medians over blocks.
+
+    Other programs disturb single steps, and a sum would hold every disturbance.
+    """
+    return [statistics.median(steps_s) for steps_s in zip(*blocks, strict=True)]
 
 
 def _beyond(what: str, fraction: float, limit: float) -> tuple[str, ...]:
