@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from geartrain.elastic.journal import Journal, read_journal
+from geartrain.elastic.journal import COMPACT_BYTES, Journal, read_journal
 from geartrain.elastic.records import (
     HISTORY_STEPS,
     Committed,
@@ -21,6 +22,7 @@ from geartrain.elastic.records import (
     replay,
 )
 from geartrain.errors import CheckpointError
+from small_disk import small_disk
 
 
 def commits(first: int, last: int) -> list[JournalRecord]:
@@ -160,6 +162,36 @@ def test_full_disk_is_told_and_leaves_the_journal_as_it_was(
     journal.append(commits(4, 5))
     journal.close()
     assert list(read_journal(path)) == [*RECORDS, *commits(4, 5)]
+
+
+@pytest.mark.root
+def test_disk_that_others_fill_up_holds_no_step(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "12m") as disk:
+        journal = Journal(disk / "journal")
+        journal.append(RECORDS[:2])
+        filler = (disk / "filler").open("wb", buffering=0)
+        with filler, contextlib.suppress(OSError):
+            while filler.write(bytes(4096)):
+                pass
+
+        journal.append(commits(1, 20_000))
+
+        assert list(read_journal(disk / "journal")) == RECORDS[:2] + commits(1, 20_000)
+        journal.close()
+        assert (disk / "journal").stat().st_size < COMPACT_BYTES
+
+
+def test_reserved_room_of_a_killed_coordinator_is_no_damage(path: Path) -> None:
+    data = write(path)
+    path.write_bytes(data + bytes(5000))
+
+    assert list(read_journal(path)) == RECORDS
+    journal = Journal(path)
+    assert list(journal.records) == RECORDS
+    journal.append(commits(4, 6))
+    journal.close()
+
+    assert list(read_journal(path)) == RECORDS + commits(4, 6)
 
 
 def test_membership_is_on_disk_before_append_returns_and_steps_soon_after(

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 COMPACT_BYTES = 4 << 20
 """A journal this long is replaced by what it adds up to; about 30,000 steps."""
 LATEST_SYNC_S = 1.0
+_UNUSED = b"\0"
+"""What reserved room reads as; JSON holds none."""
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,11 +76,12 @@ class Journal:
         self._file = -1
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            data = path.read_bytes()
+            data = path.read_bytes().rstrip(_UNUSED)
             self.records, self._crc, self._num_bytes = _read(data, str(path))
             if cut := len(data) - self._num_bytes:
                 logger.warning("%s: an unfinished line of %d bytes is cut off", path, cut)
                 os.ftruncate(self._file, self._num_bytes)
+            self._reserve()
             os.fsync(self._file)
             _sync_directory(path.parent)
         except (OSError, CheckpointError) as error:
@@ -137,6 +140,7 @@ class Journal:
         if self._file >= 0:
             try:
                 self.sync()
+                os.ftruncate(self._file, self._num_bytes)
             finally:
                 os.close(self._file)
                 os.close(self._lock)
@@ -156,6 +160,14 @@ class Journal:
             raise
         self._num_bytes += len(data)
 
+    def _reserve(self) -> None:
+        """Hold room, as zeros, for some 60,000 steps on a disk that others fill up."""
+        try:
+            os.posix_fallocate(self._file, self._num_bytes, 2 * self._compact_bytes)
+        except OSError as error:  # the journal is as good as its disk, then
+            logger.debug("no room is reserved for %s: %s", self.path, error)
+            os.ftruncate(self._file, self._num_bytes)
+
     def _compact(self) -> None:
         """Replace the file by one line; a failure leaves the long one in place."""
         body = _encoder.encode(self._facts)
@@ -169,6 +181,7 @@ class Journal:
             return
         os.close(self._file)
         self._file, self._crc, self._num_bytes = file, crc, len(line)
+        self._reserve()
         self._is_synced, self._synced_at_s = True, time.monotonic()
         self._compact_bytes = max(self._compact_bytes, 4 * len(line))
 
@@ -180,7 +193,7 @@ def read_journal(path: Path) -> tuple[JournalRecord, ...]:
         CheckpointError: If it is damaged or can't be read.
     """
     try:
-        return _read(path.read_bytes(), str(path))[0]
+        return _read(path.read_bytes().rstrip(_UNUSED), str(path))[0]
     except OSError as error:
         raise _failed(path, error) from error
 
