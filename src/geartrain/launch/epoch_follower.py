@@ -6,12 +6,14 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from geartrain.elastic.records import EpochFormed, Facts
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
+"""No line is longer."""
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -38,7 +40,6 @@ class EpochFollower:
         self._path = path
         self._inode = -1
         self._num_bytes = 0
-        self._rest = b""
 
     def poll(self) -> bool:
         """Read what is new; whether the members may have changed."""
@@ -46,19 +47,23 @@ class EpochFollower:
         with contextlib.suppress(OSError), self._path.open("rb") as journal:
             inode = os.fstat(journal.fileno()).st_ino
             if inode != self._inode:  # made, or replaced by a shorter one
-                self._inode, self._num_bytes, self._rest = inode, 0, b""
-            journal.seek(self._num_bytes)
-            while data := journal.read(_CHUNK_BYTES):
-                self._num_bytes += len(data)
-                self._take(data)
+                self._inode, self._num_bytes = inode, 0
+            while self._take(journal):
+                pass
         return self.members != before
 
-    def _take(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+    def _take(self, journal: IO[bytes]) -> bool:
+        """Read the next whole lines; False where there are none yet."""
+        journal.seek(self._num_bytes)
+        # Behind the last line there may be room that is held by zeros.
+        data = journal.read(_CHUNK_BYTES).partition(b"\0")[0]
+        lines, newline, _ = data.rpartition(b"\n")
+        for line in lines.split(b"\n"):
             # Nearly all lines are committed steps, which say nothing here.
             if b'"epoch_formed"' not in line and b'"facts"' not in line:
                 continue
             with contextlib.suppress(msgspec.DecodeError):  # the coordinator's to judge
                 record = _lines.decode(line).record
                 self.members = {one.member_id: one.incarnation for one in record.members}
+        self._num_bytes += len(lines) + len(newline)
+        return bool(newline)
