@@ -76,3 +76,14 @@ def test_line_that_is_half_written_is_read_when_it_is_whole(
 
     assert follower.poll()
     assert follower.members == {"cpu:0": "0.0"}
+
+
+def test_line_of_many_members_is_read_as_a_whole(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    follower = EpochFollower(tmp_path / "journal")
+
+    journal.append([epoch(1, *((f"cpu:{i}", f"{i}.0") for i in range(10_000)))])
+
+    assert follower.poll()
+    assert len(follower.members) == 10_000
+    journal.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import subprocess
@@ -17,6 +18,8 @@ from geartrain.errors import ConfigError
 from geartrain.launch.processes import end_groups, peek_exit_code, start_module
 from geartrain.launch.settings import LaunchSettings
 from geartrain.parallel.worker_spec import CoordinatorSpec
+
+logger = logging.getLogger(__name__)
 
 ADDRESS_NAME = "coordinator.json"
 TOKEN_NAME = "coordinator.token"  # noqa: S105 - a file's name
@@ -145,7 +148,11 @@ class CoordinatorProcess:
             return None
         self._due_at_s = None
         code = self._process.returncode
-        self._process = self._start()
+        try:
+            self._process = self._start()
+        except OSError as error:  # there is no process to be had
+            logger.warning("the coordinator could not be started: %s", error)
+            return None  # it counts as dead once more
         return (
             f"the coordinator died ({_describe_exit(code)}), started again; steps wait "
             "until it is back"

@@ -80,7 +80,7 @@ class DeviceChanges:
         for change in self._socket.poll():
             try:
                 self._carry_out(change)
-            except GeartrainError as error:
+            except (GeartrainError, OSError) as error:
                 self._socket.answer(change, str(error), "DeviceError")
             self._socket.update(self._view())
 

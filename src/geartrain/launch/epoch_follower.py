@@ -12,8 +12,7 @@ import msgspec
 
 from geartrain.elastic.records import EpochFormed, Facts
 
-_CHUNK_BYTES = 4 << 20
-"""No line is longer."""
+_CHUNK_BYTES = 1 << 16
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -54,10 +53,7 @@ class EpochFollower:
 
     def _take(self, journal: IO[bytes]) -> bool:
         """Read the next whole lines; False where there are none yet."""
-        journal.seek(self._num_bytes)
-        # Behind the last line there may be room that is held by zeros.
-        data = journal.read(_CHUNK_BYTES).partition(b"\0")[0]
-        lines, newline, _ = data.rpartition(b"\n")
+        lines, newline, _ = self._read(journal).rpartition(b"\n")
         for line in lines.split(b"\n"):
             # Nearly all lines are committed steps, which say nothing here.
             if b'"epoch_formed"' not in line and b'"facts"' not in line:
@@ -67,3 +63,15 @@ class EpochFollower:
                 self.members = {one.member_id: one.incarnation for one in record.members}
         self._num_bytes += len(lines) + len(newline)
         return bool(newline)
+
+    def _read(self, journal: IO[bytes]) -> bytes:
+        """What is new, at least a line where there is one."""
+        num_bytes = _CHUNK_BYTES
+        while True:
+            journal.seek(self._num_bytes)
+            data = journal.read(num_bytes)
+            # Behind the last line there may be room that is held by zeros.
+            written = data.partition(b"\0")[0]
+            if len(written) < num_bytes or b"\n" in written:
+                return written
+            num_bytes *= 2  # a line this long

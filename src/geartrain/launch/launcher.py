@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
+from geartrain.errors import ConfigError
 from geartrain.launch.comebacks import Comebacks
 from geartrain.launch.coordinator_process import (
     CoordinatorProcess,
@@ -64,14 +65,9 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         run = RunLoop(settings, observer, requests, parts)
         if not run.start():
             return interrupted_early(settings)
-        changes = None
-        if coordinator is not None:
-            around_changes = Changeable(
-                devices, network, group, comebacks, coordinator.spec, parts.contacts
-            )
-            changes = stack.enter_context(
-                closing(DeviceChanges(settings, observer, around_changes))
-            )
+        changes = _open_changes(settings, observer, network, parts)
+        if changes is not None:
+            stack.enter_context(closing(changes))
         verdict = run.watch(changes)
         saved = run.has_saved
     observer.on_tick()  # the last records are on disk now
@@ -85,3 +81,27 @@ def _open_coordinator(
         return None
     place = Place(network.store_address, network.store_command)
     return CoordinatorProcess(settings, place)
+
+
+def _open_changes(
+    settings: LaunchSettings,
+    observer: LaunchObserver,
+    network: EmulatedNetwork,
+    parts: Parts,
+) -> DeviceChanges | None:
+    """Let others ask for other devices; None where nobody could come or go."""
+    if parts.coordinator is None:
+        return None
+    changeable = Changeable(
+        devices=parts.devices,
+        network=network,
+        group=parts.group,
+        comebacks=parts.comebacks,
+        coordinator=parts.coordinator.spec,
+        contacts=parts.contacts,
+    )
+    try:
+        return DeviceChanges(settings, observer, changeable)
+    except ConfigError as error:  # some file systems have no sockets
+        observer.on_notice(f"devices can't be changed while this runs: {error}")
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from geartrain.errors import DeviceError
+from geartrain.errors import DeviceError, GeartrainError
 from geartrain.launch.comebacks import Comebacks
 from geartrain.launch.coordinator_process import JOURNAL_NAME, CoordinatorProcess
 from geartrain.launch.device_changes import DeviceChanges
@@ -95,8 +95,8 @@ class RunLoop:
             if time.monotonic() > deadline_s:
                 raise DeviceError(self._late_message())
             time.sleep(_TICK_S)
+        self._group.write_specs(self._contacts())
         for worker in self._group.workers:
-            worker.write_spec(self._contacts())
             self._devices.attach(worker.device.device_id, worker.process_id)
         self._devices.restart_clock()
         for worker in self._group.workers:
@@ -249,7 +249,7 @@ class RunLoop:
             is_due = name in self._comebacks.due and not self._spares.is_warming_up
             if is_due and worker.is_away:
                 self._start_again(worker)
-        starting = [worker for worker in self._group.workers if not worker.was_let_go]
+        starting = [w for w in self._group.workers if not w.was_let_go and w.is_running]
         for worker in starting:
             self._let_join(worker)
         return bool(starting)
@@ -258,13 +258,18 @@ class RunLoop:
         if before.process.peek_exit_code() is None:
             before.kill()  # the next tick goes on
             return
-        self._comebacks.note_started(before.device.device_id)
-        self._group.start_again(before.rank, self._contacts())
+        name = before.device.device_id
+        self._comebacks.note_started(name)
+        try:
+            self._group.start_again(before.rank, self._contacts())
+        except (GeartrainError, OSError) as error:  # such as a full disk
+            notice = self._comebacks.note_lost(name, f"it could not be started: {error}")
+            self._observer.on_notice(f"{name} could not be started: {error}")
+            if notice is not None:
+                self._observer.on_notice(notice)
 
     def _let_join(self, worker: Worker) -> None:
         limit_s = self._settings.start_timeout_s
-        if worker.process.peek_exit_code() is not None:
-            return  # the next situation says so
         if worker.poll_ready():
             try:
                 self._devices.attach(worker.device.device_id, worker.process_id)

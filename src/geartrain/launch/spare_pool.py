@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from geartrain.launch.settings import LaunchSettings
 from geartrain.launch.spares import Output, Spares, WorkerOrder, spares_for, start_cold
 from geartrain.launch.started_worker import StartedWorker
+
+logger = logging.getLogger(__name__)
 
 LOG_NAME = "spares.log"
 
@@ -33,21 +36,26 @@ class SparePool:
         self._settings = settings
         self._spares: Spares | None = None
         self._began_at_s = 0.0
+        self._has_given_up = False
 
     def begin(self) -> None:
         """Warm up what a run of such devices needs; again does nothing."""
-        if self._spares is not None or not self._settings.warm_spares:
+        is_unwanted = self._has_given_up or not self._settings.warm_spares
+        if self._spares is not None or is_unwanted:
             return
         settings = self._settings
         kinds = [device.kind for device in settings.fleet.devices]
         self._began_at_s = time.monotonic()
-        self._spares = Spares(
-            dataclasses.replace(
-                spares_for(kinds, settings.preload),
-                emulated_hosts=settings.links is not None,
-                log_path=settings.run_dir / LOG_NAME,
-            )
+        wanted = dataclasses.replace(
+            spares_for(kinds, settings.preload),
+            emulated_hosts=settings.links is not None,
+            log_path=settings.run_dir / LOG_NAME,
         )
+        try:
+            self._spares = Spares(wanted)
+        except OSError as error:  # such as a full disk
+            logger.warning("no process is kept warm, starts take longer: %s", error)
+            self._has_given_up = True
 
     def poll(self) -> None:
         """Look after them."""

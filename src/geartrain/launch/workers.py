@@ -76,7 +76,12 @@ class Worker:
         self._loss: WorkerLoss | None = None
         with remote:
             self._process = self._start(around, remote)
-        self._pumps = self._attach_pumps(around.observer)
+        try:
+            self._pumps = self._attach_pumps(around.observer)
+        except OSError:  # its log can't be written
+            end_workers([self._process], grace_s=0.0)
+            self._channel.close()
+            raise
 
     @property
     def process_id(self) -> int:
@@ -134,11 +139,6 @@ class Worker:
         """Show no more of it: another one leads."""
         for pump in self._pumps:
             pump.hide()
-
-    def write_spec(self, contacts: Contacts) -> None:
-        """Write down what the worker reads once it is let go."""
-        host = self._network.host_of(self.device.device_id)
-        write_worker_spec(self._settings, self.seat, contacts, host=host)
 
     def poll_ready(self) -> bool:
         """Whether it has imported what it preloads and waits to be let go."""
@@ -203,6 +203,17 @@ class Worker:
             pump.join()
 
 
+def write_spec(around: Surroundings, seat: Seat, contacts: Contacts) -> None:
+    """Write down what a worker reads once it is let go.
+
+    Raises:
+        ConfigError: If the file can't be written.
+    """
+    settings = around.settings
+    host = around.network.host_of(settings.fleet.devices[seat.rank].device_id)
+    write_worker_spec(settings, seat, contacts, host=host)
+
+
 class WorkerGroup:
     """All workers of a run.
 
@@ -234,25 +245,36 @@ class WorkerGroup:
 
         Raises:
             ConfigError: If the fleet can't grow.
+            OSError: If there is no process to be had, or no log.
         """
         fleet = replace(self.fleet, devices=(*self.fleet.devices, device))
         settings = replace(self._around.settings, fleet=fleet)
         grow_fleet(settings.run_dir, device)
         self._around = replace(self._around, settings=settings)
-        worker = Worker(self._around, Seat(len(self.workers), joins=True))
-        self.workers.append(worker)
-        worker.write_spec(contacts)
+        seat = Seat(len(self.workers), joins=True)
+        write_spec(self._around, seat, contacts)
+        self.workers.append(Worker(self._around, seat))
+
+    def write_specs(self, contacts: Contacts) -> None:
+        """Write down what all workers read once they are let go."""
+        for worker in self.workers:
+            write_spec(self._around, worker.seat, contacts)
 
     def start_again(self, rank: int, contacts: Contacts) -> Worker:
-        """Start another process of a rank whose last one has ended, to be let go later."""
+        """Start another process of a rank whose last one has ended, to be let go later.
+
+        Raises:
+            ConfigError: If its files can't be written.
+            OSError: If there is no process to be had, or no log.
+        """
         before = self.workers[rank]
         before.dismiss()
+        seat = Seat(rank, before.seat.num_starts + 1, joins=True)
+        write_spec(self._around, seat, contacts)
         failure_path(self._around.settings.run_dir, rank).unlink(missing_ok=True)
-        num_starts = before.seat.num_starts + 1
-        worker = Worker(self._around, Seat(rank, num_starts, joins=True))
+        worker = Worker(self._around, seat)
         self._past.append(before)
         self.workers[rank] = worker
-        worker.write_spec(contacts)
         return worker
 
     def close(self) -> None:
