@@ -35,28 +35,38 @@ class _Trials:
     def __init__(self, order: KillOrder) -> None:
         self._folder = Path(order.folder)
         self._random = random.Random(order.seed)  # noqa: S311 - of no secret
-        self._last = 0
+        self._last = self._step = 0
+        self._num_calls = _NUM_CALLS
         self._counts = {"killed": 0, "before": 0, "new": 0}
         self._failures: list[str] = []
         save_bytes(LocalTier(self._folder), _content(0), 0)
 
-    def make(self, step: int) -> None:
-        """Kill one save, and load."""
-        at = self._random.randrange(1, _NUM_CALLS)
+    def make(self) -> None:
+        """Kill one save, and load; saves that end before their kill are loaded, too."""
+        num_killed = self._counts["killed"]
+        while self._counts["killed"] == num_killed and not self._failures:
+            self._save(self._random.randint(1, self._num_calls))
+
+    def _save(self, at: int) -> None:
+        self._step += 1
+        step = self._step
         process_id = os.fork()
         if process_id == 0:
             _save_and_die(self._folder, step, at)
         status = _await_end(process_id)
-        self._counts["killed"] += os.WIFSIGNALED(status)
+        is_killed = os.WIFSIGNALED(status)
+        self._counts["killed"] += is_killed
+        if not is_killed:
+            self._num_calls = max(1, at - 1)
         try:
             self._load(step)
         except CheckpointError as error:
             self._failures.append(f"trial {step}: {error}")
 
-    def found(self, num_trials: int) -> KillsFound:
+    def found(self) -> KillsFound:
         """The counts."""
         return KillsFound(
-            num_trials=num_trials,
+            num_trials=self._step,
             num_killed=self._counts["killed"],
             num_before=self._counts["before"],
             num_new=self._counts["new"],
@@ -124,9 +134,9 @@ def main() -> None:
     """Make all trials."""
     order = read_order(KillOrder)
     trials = _Trials(order)
-    for step in range(1, order.num_trials + 1):
-        trials.make(step)
-    write_result(order.result, trials.found(order.num_trials))
+    for _ in range(order.num_trials):
+        trials.make()
+    write_result(order.result, trials.found())
 
 
 if __name__ == "__main__":

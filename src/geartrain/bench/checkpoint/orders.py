@@ -154,16 +154,16 @@ class KillOrder:
     folder: str
     result: str
     num_trials: int
+    """Saves that are killed."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillsFound:
-    """Saves that were killed."""
+    """Saves that were killed, and a few that ended before their kill came."""
 
     num_trials: int
     num_killed: int
-    """The others ended before their kill came."""
     num_before: int
     """After which the version before loads."""
     num_new: int

@@ -217,7 +217,7 @@ def judge_kills(found: Sequence[KillsFound]) -> CaseResult:
         case="kills",
         values=values,
         failures=tuple(text for one in found for text in one.failures),
-        shown=f"{values['num_trials']} trials, {values['num_killed']} killed: "
+        shown=f"{values['num_trials']} saves, {values['num_killed']} killed: "
         f"{values['num_before']} times the version before, {values['num_new']} the new one",
     )
 
