@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from geartrain.checkpoint.local_tier import LocalTier
 from geartrain.checkpoint.versions import list_versions
 from geartrain.errors import CheckpointError, ConfigError
 from geartrain.parallel.resume import find_resumable, take_up, tell_drift
-from geartrain.parallel.saved_state import save_state
+from geartrain.parallel.saved_state import save_state, whole_state
 from geartrain.parallel.tiered_saves import TieredSaves
 from saved_training import Told, Training, every, spec_of
 
@@ -52,6 +53,25 @@ def test_what_is_saved_is_the_state_of_then(tmp_path: Path) -> None:
     take_up(find_resumable(str(tmp_path)).spec, resumed.state)
     assert torch.equal(resumed.weights(), at_the_save)
     assert told.kinds() == {"saved"}
+
+
+def test_a_version_names_the_history_that_a_resumed_training_goes_on_with(
+    tmp_path: Path,
+) -> None:
+    lineage = "ab" * 16
+    training = Training()
+    saves = TieredSaves(spec_of(tmp_path / "checkpoints", every(2, weights=1)), Told())
+    training.step()
+    training.step()
+    state = dataclasses.replace(training.state, lineage=lineage)
+    saves.save(whole_state(state, []), 2, lineage)
+    saves.close()
+
+    latest = LocalTier(tmp_path / "checkpoints").latest()
+    assert latest is not None
+    assert latest.manifest.lineage == lineage
+    loaded = take_up(find_resumable(str(tmp_path)).spec, Training(seed=1).state)
+    assert (loaded.step_index, loaded.lineage) == (2, lineage)
 
 
 def test_the_local_disk_keeps_as_many_as_told(tmp_path: Path) -> None:
