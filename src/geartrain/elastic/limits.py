@@ -40,7 +40,7 @@ class Limits:
     """Floor of a member's limit; below, busy hosts give false deaths."""
     longest_s: float = 60.0
     step_factor: float = 8.0
-    """Limit = this x the 99th percentile of the member's own step time."""
+    """Limit = this x the 95th percentile of the member's own step time."""
     gap_factor: float = 3.0
     """A silence must also be so many times the gaps between its beats of late: where the
     whole host is starved, its beats are late before they stop."""
@@ -125,7 +125,8 @@ class Pace:
     gap_s: tuple[float, ...] = ()
     num_skipped: int = 0
     slow_step_s: float = 0.0
-    """99th percentile of ``step_s``; 0 before there is one."""
+    """95th percentile of ``step_s``; 0 before there is one. A step in which the process
+    was stopped for a moment must not make the others wait for it for minutes."""
     usual_gap_s: float = 0.0
     """95th percentile of ``gap_s``."""
 
@@ -142,7 +143,7 @@ class Pace:
             step_s=steps,
             gap_s=self.gap_s,
             num_skipped=self.num_skipped,
-            slow_step_s=percentile(steps, 0.99),
+            slow_step_s=percentile(steps, 0.95),
             usual_gap_s=self.usual_gap_s,
         )
 
