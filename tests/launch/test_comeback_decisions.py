@@ -93,12 +93,16 @@ def test_too_few_devices_are_waited_for_while_one_of_them_comes_back() -> None:
     assert verdict.reason == ("was killed by SIGKILL; 1 devices are left, at least 2 must")
 
 
-def test_all_workers_may_be_lost_as_long_as_they_come_back() -> None:
+def test_state_that_nobody_holds_is_restored_as_long_as_devices_come_back() -> None:
     lost = [killed(rank, returns=True) for rank in range(2)]
 
-    assert decide(situation(*lost)).action == "watch"
-    assert decide(situation(lost[0], joining(1))).action == "watch"
-    assert decide(situation(*(killed(rank) for rank in range(2)))).outcome == "failed"
+    assert decide(situation(*lost)).action == "restore"
+    assert decide(situation(lost[0], joining(1))).action == "restore"
+    assert decide(situation(lost[0], worker(1))).action == "watch"
+    ended = decide(situation(*(killed(rank) for rank in range(2))))
+    assert (ended.action, ended.outcome) == ("end", "failed")
+    stopping = replace(situation(*lost), stop_requested_at_s=NOW_S)
+    assert decide(stopping).action != "restore"
 
 
 def test_run_that_is_finished_waits_for_nobody_who_was_to_come_back() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from example_fleets import emulated_fleet
+from geartrain.checkpoint.cadence import Cadence
 from geartrain.launch import LaunchResult, LaunchSettings, launch
 from geartrain.launch.settings import SilentObserver
 from geartrain.telemetry import RunEvent, RunLogReader
@@ -53,6 +54,7 @@ def run(folder: Path, *hits: dict[str, Any], num_workers: int = 3, **more: Any) 
         fleet=emulated_fleet(*[1 / num_workers] * num_workers),
         run_dir=folder,
         preload=("torch", "geartrain.session"),
+        cadence=Cadence.by_steps(weights=1000, optimizer=3),
     )
     ended = launch(settings, SilentObserver())
     assert ended.exit_code == 0, (ended.message, ended.details)
@@ -131,3 +133,14 @@ def test_all_but_one_may_be_lost_and_come_back(tmp_path: Path) -> None:
     assert sorted(ran.results) == [0, 1, 2]
     check_as_on_one_device(ran)
     check_meetings(ran)
+
+
+@pytest.mark.slow
+def test_state_that_nobody_holds_any_more_comes_from_the_last_save(tmp_path: Path) -> None:
+    hits = [{"rank": r, "step": 9, "signal": signal.SIGKILL} for r in range(3)]
+    ran = run(tmp_path, *hits)
+
+    (resumed,) = [event for event in ran.events if event.kind == "resumed"]
+    assert 0 < resumed.step <= 9
+    assert {result["first_step"] for result in ran.results.values()} == {resumed.step}
+    check_as_on_one_device(ran)

@@ -17,12 +17,14 @@ from geartrain.launch.emulated_devices import EmulatedDevices
 from geartrain.launch.emulated_network import EmulatedNetwork
 from geartrain.launch.output import SteadyObserver
 from geartrain.launch.processes import StoreProcess
+from geartrain.launch.restoring import restore
 from geartrain.launch.results import interrupted_early, result_of
 from geartrain.launch.run_directory import order_fleet, write_run_files
 from geartrain.launch.run_loop import Parts, RunLoop
 from geartrain.launch.settings import LaunchObserver, LaunchResult, LaunchSettings
 from geartrain.launch.spare_pool import SparePool
 from geartrain.launch.stop_requests import StopRequests
+from geartrain.launch.supervision import INTERRUPTED_EARLY, Verdict
 from geartrain.launch.workers import Surroundings, WorkerGroup
 
 
@@ -44,8 +46,27 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         DeviceError: If an emulated device can't be set up or a worker does not start.
     """
     observer = SteadyObserver(observer)
+    comebacks = Comebacks(settings.respawn if needs_coordinator(settings) else None)
+    with StopRequests() as requests:
+        while True:
+            verdict, result = _attempt(settings, observer, requests, comebacks)
+            if verdict.action != "restore":
+                return result
+            restored = restore(settings, comebacks, requests)
+            if restored is None:
+                return result
+            observer.on_notice(restored.notice)
+            settings = restored.settings
+
+
+def _attempt(
+    settings: LaunchSettings,
+    observer: LaunchObserver,
+    requests: StopRequests,
+    comebacks: Comebacks,
+) -> tuple[Verdict, LaunchResult]:
+    """Run until all have ended, or nobody holds the state any more."""
     with ExitStack() as stack:
-        requests = stack.enter_context(StopRequests())
         network = stack.enter_context(closing(EmulatedNetwork(settings)))
         fleet = order_fleet(network.name_nodes(settings.fleet))
         settings = replace(settings, fleet=fleet)
@@ -60,18 +81,17 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
         spares = stack.enter_context(closing(SparePool(settings)))
         around = Surroundings(settings, observer, network, spares)
         group = stack.enter_context(closing(WorkerGroup(around)))
-        comebacks = Comebacks(settings.respawn if coordinator is not None else None)
         parts = Parts(devices, store, group, coordinator, comebacks, spares)
         run = RunLoop(settings, observer, requests, parts)
         if not run.start():
-            return interrupted_early(settings)
+            return INTERRUPTED_EARLY, interrupted_early(settings)
         changes = _open_changes(settings, observer, network, parts)
         if changes is not None:
             stack.enter_context(closing(changes))
         verdict = run.watch(changes)
         saved = run.has_saved
     observer.on_tick()  # the last records are on disk now
-    return result_of(settings, verdict, saved=saved)
+    return verdict, result_of(settings, verdict, saved=saved)
 
 
 def _open_coordinator(

@@ -77,6 +77,13 @@ def write_run_files(settings: LaunchSettings) -> None:
     write_document(settings.run_dir / MANIFEST_NAME, describe_run(settings))
 
 
+def forget_workers(run_dir: Path) -> None:
+    """Remove what earlier workers of the run have left for the launcher."""
+    for pattern in ("lost-*.json", "failure-*.json", GoingOn.FILE_NAME):
+        for path in run_dir.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
 def describe_run(settings: LaunchSettings) -> RunManifest:
     """What a run is started with."""
     return RunManifest(

@@ -115,7 +115,7 @@ class RunLoop:
             self._note_departures(self._situation())
             situation = self._situation()
             verdict = decide(situation)
-            if verdict.action == "end":
+            if verdict.action != "watch":
                 self._show_leader(situation, within_s=0.0)
                 return verdict
             self._give_up_lost(situation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from geartrain.launch.settings import Outcome
@@ -74,7 +74,8 @@ class Situation:
 class Verdict:
     """What to do, and with which result."""
 
-    action: Literal["watch", "end"]
+    action: Literal["watch", "end", "restore"]
+    """restore: nobody holds the state any more; go on from the last save, if any."""
     outcome: Outcome = "finished"
     exit_code: int = 0
     cause: WorkerState | None = None
@@ -85,6 +86,9 @@ class Verdict:
 
 
 WATCH = Verdict(action="watch")
+INTERRUPTED_EARLY = Verdict(
+    action="end", outcome="stopped", exit_code=INTERRUPTED_EXIT_CODE
+)
 
 
 def decide(situation: Situation) -> Verdict:
@@ -108,6 +112,9 @@ def _decide_by_workers(situation: Situation) -> Verdict:
         return _decide_failure(situation, failed, lost)
     if lost and _is_in_vain(situation, lost):
         return _failure(situation, _first_lost(lost), list(lost))
+    if _has_no_holder(situation, lost):
+        failure = _failure(situation, _first_lost(lost), list(lost))
+        return replace(failure, action="restore")
     waiting = [w for w in situation.workers if w.exit_code is None and w not in lost]
     if _is_over(situation, lost, waiting):
         return _all_ended(situation, lost)
@@ -212,6 +219,15 @@ def _is_in_vain(situation: Situation, lost: tuple[WorkerState, ...]) -> bool:
     return any(
         w.loss is None and situation.now_s > _failed_at_s(w) + LOSS_GRACE_S for w in lost
     )
+
+
+def _has_no_holder(situation: Situation, lost: tuple[WorkerState, ...]) -> bool:
+    """Whether all that held the state are lost, and others wait for it in vain."""
+    if not situation.has_coordinator or situation.stop_requested_at_s is not None:
+        return False
+    if not any(w.has_entered and not has_left(w) for w in lost):
+        return False
+    return all(w in lost or not w.has_entered for w in situation.workers)
 
 
 def _first_lost(lost: tuple[WorkerState, ...]) -> WorkerState:

@@ -1,0 +1,78 @@
+"""Goes on from the last save where all that held a run's state were lost at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from geartrain.errors import GeartrainError
+from geartrain.launch.run_directory import forget_workers
+
+if TYPE_CHECKING:
+    from geartrain.launch.comebacks import Comebacks
+    from geartrain.launch.settings import LaunchSettings
+    from geartrain.launch.stop_requests import StopRequests
+    from geartrain.parallel.resume import Resumable
+
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """How a run goes on."""
+
+    settings: LaunchSettings
+    notice: str
+    """For the user: steps are made again."""
+
+
+def restore(
+    settings: LaunchSettings, comebacks: Comebacks, requests: StopRequests
+) -> Restored | None:
+    """Find what the run can go on from, and wait as long as its devices must.
+
+    Args:
+        settings: Of the run.
+        comebacks: Which devices may start again, and when.
+        requests: To stop, which end the wait.
+
+    Returns:
+        None where there is no save, a device has failed too often, or a stop was asked for.
+    """
+    if not comebacks.are_possible or comebacks.left_out:
+        return None
+    found = _find(settings)
+    if found is None or not _wait(comebacks, requests):
+        return None
+    forget_workers(settings.run_dir)
+    place = found.spec.snapshot or found.spec.stores[0]
+    notice = (
+        "all workers were lost at once, and nobody holds the state any more: the run goes "
+        f"on after step {found.spec.step}, from {place}; later steps are made again"
+    )
+    return Restored(settings=replace(settings, resume=found.spec), notice=notice)
+
+
+def _find(settings: LaunchSettings) -> Resumable | None:
+    from geartrain.parallel.resume import find_resumable  # noqa: PLC0415 - imports torch
+
+    others = () if settings.durable_url is None else (settings.durable_url,)
+    for place in (str(settings.run_dir), *others):
+        try:
+            return find_resumable(place, others if place not in others else ())
+        except GeartrainError:
+            continue
+    return None
+
+
+def _wait(comebacks: Comebacks, requests: StopRequests) -> bool:
+    """Wait until all devices may start again; False where a stop is asked for."""
+    names = {name for name in comebacks.state.records if comebacks.returns(name)}
+    while not names <= set(comebacks.due):
+        if requests.count:
+            return False
+        time.sleep(_TICK_S)
+    for name in names:
+        comebacks.note_started(name)
+    return True
