@@ -323,6 +323,8 @@ def checkpoint(
     )
     label, load = result.label, result.load_average
     click.echo(f"{label}, {result.wall_s:.0f} s in all, load {load:g}")
+    if result.quick:
+        click.echo("the targets are for a state of 200 MB, without --quick")
     if output is not None:
         write_document(output, result)
         click.echo(f"raw result: {output}")
