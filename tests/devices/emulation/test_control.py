@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from geartrain.devices import DeviceProfile
 from geartrain.devices.emulation import control as control_module
 from geartrain.devices.emulation.control import (
     CONTROL_NAME,
@@ -33,6 +34,9 @@ class FakeThrottle:
     def __init__(self) -> None:
         self.fractions = {"emulated:0": 1.0, "emulated:1": 0.5}
         self.num_changes = 0
+
+    def add(self, device: DeviceProfile) -> None:
+        self.fractions[device.device_id] = device.core_fraction or 1.0
 
     def attach(self, device_id: str, pid: int) -> None: ...
 
@@ -81,6 +85,20 @@ def test_command_reaches_the_throttle_of_the_one_running_fleet(tmp_path: Path) -
     assert run_dir == tmp_path / "run"
     assert (change.device_id, change.before, change.after) == ("emulated:1", 0.5, 0.25)
     assert throttle.fractions == {"emulated:0": 1.0, "emulated:1": 0.25}
+
+
+def test_device_that_is_added_while_the_fleet_runs_can_be_changed(tmp_path: Path) -> None:
+    throttle = FakeThrottle()
+    control = open_control(tmp_path, throttle)
+
+    throttle.fractions["emulated:2"] = 0.5
+    control.add("emulated:2")
+    assert control.poll() == ()
+    set_running_core_fraction("emulated:2", 0.25, state_dir=tmp_path / "state")
+    (change,) = control.poll()
+
+    assert (change.device_id, change.before, change.after) == ("emulated:2", 0.5, 0.25)
+    assert throttle.fractions["emulated:0"] == 1.0
 
 
 def test_poll_without_a_change_touches_nothing(tmp_path: Path) -> None:

@@ -101,6 +101,27 @@ def check_window(pid: int, fraction: float) -> None:
     pytest.fail(f"shares {shares} in three windows, expected {fraction}")
 
 
+@pytest.mark.root
+def test_cgroup_is_made_for_a_device_that_comes_later(cgroup_throttle: Throttle) -> None:
+    check_added(cgroup_throttle)
+
+
+def test_duty_cycle_takes_a_device_that_comes_later(duty_cycle: Throttle) -> None:
+    check_added(duty_cycle)
+
+
+def check_added(throttle: Throttle) -> None:
+    throttle.set_core_fraction("emulated:0", 0.2)
+    for device in (emulated(0.4, index=1), emulated(0.3)):
+        throttle.add(device)
+
+    with busy_process() as pid:
+        throttle.attach("emulated:1", pid)
+
+    assert throttle.core_fraction("emulated:1") == pytest.approx(0.4)
+    assert throttle.core_fraction("emulated:0") == pytest.approx(0.2), "it was there"
+
+
 def test_duty_cycle_lets_a_stopped_process_run_on_when_it_closes() -> None:
     throttle = DutyCycleThrottle([emulated(0.02)])
     with busy_process() as pid:
