@@ -14,6 +14,7 @@ from geartrain.checkpoint.optimizer_state import load_optimizer_state
 from geartrain.checkpoint.snapshot import load_snapshot, read_manifest, save_snapshot
 from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError
+from geartrain.parallel.settings_drift import name_changed_settings
 from geartrain.parallel.state_sync import broadcast_bytes
 from geartrain.parallel.tracked_objects import TrackedObjects
 
@@ -101,6 +102,9 @@ class LoadedState:
     """What compression owed; None without any."""
     lineage: str = ""
     """Of those steps."""
+    changed_settings: tuple[str, ...] = ()
+    """What the script sets otherwise, by name. Of the optimizer what was saved is in force,
+    the seed is the script's."""
 
 
 def save_state(
@@ -178,6 +182,7 @@ def adopt_state(
     if missing:
         msg = f"{source} lacks {', '.join(missing)}; give what a training has saved"
         raise CheckpointError(msg)
+    changed = name_changed_settings(parts, state)
     state.restore(parts)
     training: Any = parts["training"]  # written by whole_state
     return LoadedState(
@@ -185,6 +190,7 @@ def adopt_state(
         step_index=int(training["step_index"]),
         residuals=parts.get(_RESIDUALS),
         lineage=str(training.get("lineage", "")),  # absent before steps were named
+        changed_settings=changed,
     )
 
 

@@ -113,10 +113,13 @@ def resume(trainer: Trainer) -> list[dict[str, int | bool]]:
     spec = trainer.spec.resume if trainer.spec is not None else None
     if spec is None:
         return []
-    positions = trainer.go_on_from(take_up(spec, trainer.state()))
+    loaded = take_up(spec, trainer.state())
+    positions = trainer.go_on_from(loaded)
     place = spec.snapshot or spec.stores[0]
     text = f"goes on after step {trainer.step_index}, from {place}"
     trainer.recorder.add_event(trainer.step_index, "resumed", text)
+    for change in loaded.changed_settings if trainer.place.groups.is_lead else ():
+        logger.warning("the script differs from what is gone on with: %s", change)
     return positions
 
 
