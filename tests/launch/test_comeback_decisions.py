@@ -98,6 +98,10 @@ def test_state_that_nobody_holds_is_restored_as_long_as_devices_come_back() -> N
 
     assert decide(situation(*lost)).action == "restore"
     assert decide(situation(lost[0], joining(1))).action == "restore"
+    assert decide(situation(*lost)).reason == (
+        "was killed by SIGKILL; it held the state as the last one, and the run can't go on "
+        "from a save"
+    )
     assert decide(situation(lost[0], worker(1))).action == "watch"
     ended = decide(situation(*(killed(rank) for rank in range(2))))
     assert (ended.action, ended.outcome) == ("end", "failed")

@@ -113,8 +113,14 @@ def _decide_by_workers(situation: Situation) -> Verdict:
     if lost and _is_in_vain(situation, lost):
         return _failure(situation, _first_lost(lost), list(lost))
     if _has_no_holder(situation, lost):
-        failure = _failure(situation, _first_lost(lost), list(lost))
-        return replace(failure, action="restore")
+        last = max((w for w in lost if not has_left(w)), key=_failed_at_s)
+        others = tuple(w for w in lost if w is not last and not has_left(w))
+        reason = (
+            f"{loss_reason(last)}; it held the state as the last one, and the run can't go "
+            "on from a save"
+        )
+        failure = _failure(situation, last, [last, *others])
+        return replace(failure, action="restore", reason=reason)
     waiting = [w for w in situation.workers if w.exit_code is None and w not in lost]
     if _is_over(situation, lost, waiting):
         return _all_ended(situation, lost)
