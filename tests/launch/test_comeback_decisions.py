@@ -8,19 +8,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geartrain.launch.supervision import (
+from geartrain.launch.situation import (
     CAUSE_GRACE_S,
     LEAVE_GRACE_S,
-    LOSS_GRACE_S,
     Situation,
     WorkerState,
-    decide,
     excluded_workers,
     has_left,
     leader,
     loss_reason,
     lost_workers,
 )
+from geartrain.launch.supervision import LOSS_GRACE_S, decide
 from geartrain.parallel.worker_spec import (
     LEFT_EXIT_CODE,
     STOPPED_EXIT_CODE,

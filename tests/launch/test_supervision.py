@@ -5,16 +5,14 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geartrain.launch.supervision import (
+from geartrain.launch.situation import (
     CAUSE_GRACE_S,
-    EXIT_GRACE_S,
-    LOSS_GRACE_S,
     Situation,
     WorkerState,
-    decide,
     excluded_workers,
     leader,
 )
+from geartrain.launch.supervision import EXIT_GRACE_S, LOSS_GRACE_S, decide
 from geartrain.parallel.worker_spec import STOPPED_EXIT_CODE, WorkerFailure, WorkerLoss
 
 NOW_S = 100.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from geartrain.launch.run_directory import CHECKPOINT_NAME
 from geartrain.launch.script_failure import is_deliberate, message_of
 from geartrain.launch.settings import LaunchResult, LaunchSettings
-from geartrain.launch.supervision import INTERRUPTED_EXIT_CODE, Verdict, WorkerState
+from geartrain.launch.situation import WorkerState
+from geartrain.launch.supervision import INTERRUPTED_EXIT_CODE, Verdict
 from geartrain.launch.workers import tail_of_log
 
 

@@ -14,19 +14,18 @@ from geartrain.launch.epoch_follower import EpochFollower
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import CHECKPOINT_NAME, Contacts, goes_on, log_path
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
-from geartrain.launch.spare_pool import SparePool
-from geartrain.launch.stop_requests import StopRequests
-from geartrain.launch.supervision import (
+from geartrain.launch.situation import (
     Situation,
-    Verdict,
     WorkerState,
-    decide,
     excluded_workers,
     has_left,
     leader,
     loss_reason,
     lost_workers,
 )
+from geartrain.launch.spare_pool import SparePool
+from geartrain.launch.stop_requests import StopRequests
+from geartrain.launch.supervision import Verdict, decide
 from geartrain.launch.workers import Worker, WorkerGroup, tail_of_log
 
 _TICK_S = 0.05

@@ -30,10 +30,10 @@ from geartrain.launch.run_directory import (
     write_worker_spec,
 )
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
+from geartrain.launch.situation import WorkerState
 from geartrain.launch.spare_pool import SparePool
 from geartrain.launch.spares import WorkerOrder
 from geartrain.launch.started_worker import StartedWorker, Way, end_workers
-from geartrain.launch.supervision import WorkerState
 from geartrain.parallel.worker_spec import WorkerFailure, WorkerLoss
 
 

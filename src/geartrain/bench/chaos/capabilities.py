@@ -12,7 +12,7 @@ from geartrain.bench.chaos.kinds import Capability
 from geartrain.devices.emulation.network import missing_for_networks
 from geartrain.devices.profile import Fleet
 from geartrain.launch import launcher
-from geartrain.launch.supervision import Situation, WorkerState, lost_workers
+from geartrain.launch.situation import Situation, WorkerState, lost_workers
 
 COORDINATOR_MODULE = "geartrain.elastic.process"
 """What a coordinator's process runs."""
