@@ -206,6 +206,7 @@ def test_stalls_and_loads_of_a_small_state_are_measured(tmp_path: Path) -> None:
             result=str(tmp_path / f"{name}.json"),
             dim=64,
             num_rounds=1,
+            budget_s=60.0,
             steps_per_block=2,
             batch_size=8,
         )

@@ -43,7 +43,7 @@ def test_strangers_get_nothing(servers: list[AgentServer]) -> None:
     for garbage in (b"\xff" * 64, b"\x00\x00\x00\x05hello", b"GET / HTTP/1.1\r\n\r\n"):
         with socket.create_connection((host, int(port)), timeout=5) as sock:
             sock.sendall(garbage)
-            with suppress(ConnectionError):  # it may hang up before it was sent all
+            with suppress(OSError):  # it may hang up before it was sent all
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(4096):
                     pass

@@ -21,6 +21,8 @@ class StateOrder:
     dim: int
     """Of four square layers with a bias: a state of 48 times dim * (dim + 1) bytes."""
     num_rounds: int
+    budget_s: float
+    """``stall`` begins no further round after so long: other programs make steps slow."""
     steps_per_block: int
     batch_size: int
 

@@ -41,7 +41,7 @@ from geartrain.launch.run_directory import collect_versions
 Say = Callable[[str], None]
 
 _KILL_PROCESSES = 2
-_STALL_S, _RESHARD_S, _LOG_S, _FLIPS_S, _KILLS_S = 300.0, 240.0, 240.0, 240.0, 240.0
+_STALL_S, _RESHARD_S, _LOG_S, _FLIPS_S, _KILLS_S = 400.0, 240.0, 240.0, 240.0, 240.0
 """Deadlines, far beyond what each takes on a quiet machine."""
 
 
@@ -52,6 +52,7 @@ class CheckpointSizes:
     dim: int = 2048
     """A state of 201 MB."""
     stall_rounds: int = 7
+    stall_budget_s: float = 150.0
     steps_per_block: int = 8
     batch_size: int = 256
     reshard_rounds: int = 5
@@ -67,6 +68,7 @@ class CheckpointSizes:
 _QUICK = CheckpointSizes(
     dim=1024,
     stall_rounds=2,
+    stall_budget_s=25.0,
     steps_per_block=3,
     batch_size=64,
     reshard_rounds=2,
@@ -229,6 +231,7 @@ class _Bench:
             result=str(self.folder / f"{name}.json"),
             dim=self.options.sizes.dim,
             num_rounds=num_rounds,
+            budget_s=self.options.sizes.stall_budget_s,
             steps_per_block=self.options.sizes.steps_per_block,
             batch_size=self.options.sizes.batch_size,
         )
