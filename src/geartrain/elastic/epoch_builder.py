@@ -74,7 +74,8 @@ class EpochBuilder:
         self._fault: tuple[int, str] | None = None  # the latest, by epoch
         self._gone: dict[str, Gone] = {}  # by incarnation
         self._is_closed = False
-        hub.on_fault = partial(self._faulted, 0)
+        self._first = 0  # the epoch that exchanges of before are used in
+        hub.on_fault = self._faulted_at_first
 
     @property
     def names(self) -> Sequence[str]:
@@ -83,7 +84,7 @@ class EpochBuilder:
 
     def start(self, after: int) -> None:
         """Build what comes after an epoch, for which the exchange stands already."""
-        self._hub.on_fault = partial(self._faulted, after)
+        self._first = after
         threading.Thread(
             target=self._build_epochs, args=(after,), name="members", daemon=True
         ).start()
@@ -124,6 +125,11 @@ class EpochBuilder:
             self.changed.notify_all()
 
     # -- threads of the exchange --------------------------------------------------------
+
+    def _faulted_at_first(self, fault: Fault) -> None:
+        """One of the exchanges broke that were opened before there was an epoch."""
+        if self._first:  # else the coordinator knows of nobody yet
+            self._faulted(self._first, fault)
 
     def _faulted(self, epoch: int, fault: Fault) -> None:
         """An exchange broke here, before the coordinator knew of it."""
