@@ -22,6 +22,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "muon": lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.02),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3, history_size=4),
 }
