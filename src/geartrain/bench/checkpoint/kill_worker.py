@@ -18,8 +18,8 @@ from geartrain.errors import CheckpointError
 
 _ELEMENTS = {"model/w": 1_100_000, "model/b": 10, "optimizer/m": 270_000}
 _CALLS = ("fsync", "rename", "link", "mkdir", "unlink", "open", "write", "close", "stat")
-_NUM_CALLS = 85
-"""More than the 60 to 80 of a save, so that the last ones, which publish it, are hit, too:
+_NUM_CALLS = 100
+"""More than the calls of a save, so that the last ones, which publish it, are hit, too:
 kills behind them never come, and that save ends."""
 _TRIAL_S = 60.0
 _LOOK_S = 0.002
