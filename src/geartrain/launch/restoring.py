@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from geartrain.devices.profile import Fleet
 from geartrain.errors import GeartrainError
-from geartrain.launch.run_directory import forget_workers
+from geartrain.launch.run_directory import FLEET_NAME, forget_workers
+from geartrain.telemetry import read_document
 
 if TYPE_CHECKING:
     from geartrain.launch.comebacks import Comebacks
@@ -38,9 +40,14 @@ def restore(
         requests: To stop, which end the wait.
 
     Returns:
-        None where there is no save, a device has failed too often, or a stop was asked for.
+        None where there is no save, too few devices are left that have neither failed too
+        often nor been let go, or a stop was asked for.
     """
-    if not comebacks.are_possible or comebacks.left_out:
+    if not comebacks.are_possible:
+        return None
+    fleet = read_document(settings.run_dir / FLEET_NAME, Fleet)  # with those added since
+    left = tuple(d for d in fleet.devices if d.device_id not in comebacks.left_out)
+    if len(left) < max(settings.min_devices, 1):
         return None
     found = _find(settings)
     if found is None or not _wait(comebacks, requests):
@@ -51,7 +58,8 @@ def restore(
         "all workers were lost at once, and nobody holds the state any more: the run goes "
         f"on after step {found.spec.step}, from {place}; later steps are made again"
     )
-    return Restored(settings=replace(settings, resume=found.spec), notice=notice)
+    settings = replace(settings, fleet=replace(fleet, devices=left), resume=found.spec)
+    return Restored(settings=settings, notice=notice)
 
 
 def _find(settings: LaunchSettings) -> Resumable | None:
