@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from geartrain.data.batch_split import batch_size_of
-from geartrain.data.loader import LoaderConfig, ShareLoader
+from geartrain.data.loader import EpochOver, LoaderConfig, ShareLoader
 from geartrain.data.sample_rng import sample_generator
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError
@@ -337,7 +337,7 @@ def test_outside_a_fetch_torch_s_own_generator_is_used() -> None:
 def test_the_interpreter_ends_in_the_middle_of_a_loop() -> None:
     script = """
 import torch
-from geartrain.data.loader import LoaderConfig, ShareLoader
+from geartrain.data.loader import EpochOver, LoaderConfig, ShareLoader
 from geartrain.data.sampler import ShareView
 loader = ShareLoader(
     list(range(100)),
@@ -357,3 +357,61 @@ print(len(next(iterator)))
     )
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
+
+
+def test_position_moves_while_a_loop_waits_for_its_shares() -> None:
+    ahead = make_loader(shuffle=False)
+    batches = iter(ahead)
+    next(batches)
+    state = ahead.state_dict()
+    loaders: list[ShareLoader] = []
+
+    def assignment() -> ShareView:
+        if loaders[0].position == (0, 0):
+            loaders[0].move_to(state)
+        return Shares(8).view()
+
+    loader = ShareLoader(
+        Noisy(),
+        config=ahead.config,
+        assignment=assignment,
+        device=CPU,
+    )
+    loaders.append(loader)
+
+    indices = [batch[0].tolist() for batch in loader]
+
+    assert indices == [batch[0].tolist() for batch in batches]
+    assert loader.epoch == 1
+
+
+def test_loop_ends_where_the_position_is_in_another_epoch() -> None:
+    loaders: list[ShareLoader] = []
+
+    def assignment() -> ShareView:
+        if loaders[0].position == (0, 1):
+            loaders[0].move_to({**loaders[0].state_dict(), "epoch": 3, "step_in_epoch": 1})
+            raise EpochOver
+        return Shares(8).view()
+
+    loader = ShareLoader(
+        Noisy(),
+        config=LoaderConfig(global_batch_size=8, seed=5),
+        assignment=assignment,
+        device=CPU,
+    )
+    loaders.append(loader)
+
+    assert len(list(loader)) == 1
+    assert loader.position == (3, 1)
+    assert len(list(loader)) == len(loader) - 1
+    assert loader.position == (4, 0)
+
+
+def test_position_before_the_current_batch_is_known() -> None:
+    loader = make_loader()
+    before = loader.state_dict()
+    next(iter(loader))
+
+    assert loader.state_before() == before
+    assert loader.state_dict() != before

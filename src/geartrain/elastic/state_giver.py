@@ -89,8 +89,9 @@ class StateGiver:
     def close(self) -> None:
         """Listen no more; what is on its way still goes."""
         self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._listening.close()
+        with contextlib.suppress(OSError):  # wakes the thread that waits in it
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
         self.drop_followers()
 
     def _accept(self) -> None:

@@ -14,9 +14,10 @@ from geartrain.collectives.exchange.scheduled_collective import ScheduledCollect
 from geartrain.data.sampler import ShareView
 from geartrain.errors import ConfigError
 from geartrain.parallel.batchnorm import convert_batchnorm, has_batchnorm, set_group
+from geartrain.parallel.device_rates import DeviceRates, KnownRates
 from geartrain.parallel.low_communication import AVERAGES
+from geartrain.parallel.model_timing import PlanningRequest
 from geartrain.parallel.planning import (
-    PlanningRequest,
     adopt_keeper,
     check_agreement,
     make_keeper,
@@ -32,10 +33,6 @@ from geartrain.planner.model_profile import (
     ComputeCurve,
     ModelProfile,
     Workload,
-    guess_curve,
-    merge_profiles,
-    only_devices,
-    with_curves,
 )
 from geartrain.planner.pinned_plan import without_tail
 from geartrain.units import format_bytes, format_seconds
@@ -51,21 +48,6 @@ if TYPE_CHECKING:
     from geartrain.parallel.trainer_settings import TrainerSettings
     from geartrain.parallel.worker_spec import WorkerSpec
     from geartrain.planner import Plan, Replica
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownRates:
-    """What plans are made by when devices were lost; all lists in the same order."""
-
-    sizes: tuple[int, ...]
-    """Of the global batches that were planned for."""
-    profiles: tuple[ModelProfile, ...]
-    are_declared: tuple[bool, ...]
-    current_size: int | None
-    """Of the plan in force; None where none is."""
-    workloads: tuple[Workload, ...] = ()
-    are_corrected: tuple[bool, ...] = ()
-    """Whether plans follow what devices turn out to do."""
 
 
 @dataclass(slots=True)
@@ -96,10 +78,7 @@ class PlanDirector:
     _keeper: PlanKeeper | None = None
     _next_plan: Plan | None = None  # given by the user, from the next batch on
     _members: tuple[int, ...] = field(init=False)
-    _known: dict[int, ModelProfile] = field(default_factory=dict)
-    """By batch size; also of devices that are not there, and may come back."""
-    _learnt: dict[str, ComputeCurve] = field(default_factory=dict)
-    """Of devices that came while the job ran."""
+    rates: DeviceRates = field(default_factory=DeviceRates)
     adopting: ShareLoader | None = None
     """Whose plans this rank takes over from the others, which it joins."""
 
@@ -193,35 +172,13 @@ class PlanDirector:
             self._keeper = None
 
     def known_rates(self) -> KnownRates:
-        """By what to plan for those that are left, as this rank knows it."""
+        """By what to plan for those that take part, as this rank knows it."""
         order = self.place.groups.device_ids
-        found = {size: keeper.known_rates() for size, keeper in self._keepers.items()}
-        for size, (profile, _) in found.items():
-            known = merge_profiles(self._known.get(size, profile), profile, order)
-            self._known[size] = with_curves(known, tuple(self._learnt.values()), order)
-        return KnownRates(
-            sizes=tuple(found),
-            profiles=tuple(self._known[size] for size in found),
-            are_declared=tuple(is_declared for _, is_declared in found.values()),
-            current_size=self._current_size,
-            workloads=tuple(k.settings.workload for k in self._keepers.values()),
-            are_corrected=tuple(k.settings.corrects for k in self._keepers.values()),
-        )
-
-    def learn(self, curves: Sequence[ComputeCurve]) -> None:
-        """Take in how fast devices are that came while the job ran."""
-        self._learnt |= {curve.device_id: curve for curve in curves}
+        return self.rates.describe(self._keepers, order, self._current_size)
 
     def knows(self, device_id: str) -> bool:
         """Whether a device's speed is known."""
-        return device_id in self._learnt or any(
-            curve.device_id == device_id
-            for profile in (
-                *self._known.values(),
-                *(k.profile for k in self._keepers.values()),
-            )
-            for curve in profile.curves
-        )
+        return self.rates.knows(device_id, self._keepers.values())
 
     def regroup(self, rates: KnownRates, holders: tuple[int, ...]) -> None:
         """Plan anew for those that are left, and use that plan.
@@ -234,10 +191,7 @@ class PlanDirector:
         names = [groups.device_ids[rank] for rank in groups.members]
         for index, size in enumerate(rates.sizes):
             known, is_declared = rates.profiles[index], rates.are_declared[index]
-            self._known[size] = known
-            unknown = set(names) - {curve.device_id for curve in known.curves}
-            guesses = [guess_curve(known, name) for name in sorted(unknown)]
-            profile = only_devices(with_curves(known, guesses, groups.device_ids), names)
+            profile = self.rates.of_members(size, known, names, groups.device_ids)
             if size not in self._keepers:
                 self._keepers[size] = self._adopt(
                     profile, rates.workloads[index], corrects=rates.are_corrected[index]

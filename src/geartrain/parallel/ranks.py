@@ -25,7 +25,8 @@ from geartrain.collectives.rendezvous import Rendezvous
 from geartrain.devices import DeviceProfile, Fleet
 from geartrain.devices.registry import load_adapter, load_adapters
 from geartrain.errors import CommunicationError, ConfigError
-from geartrain.parallel.process_group import RankGroups, choose_backend, join
+from geartrain.parallel.default_group import choose_backend, join
+from geartrain.parallel.process_group import RankGroups
 from geartrain.planner.exchange import CodecProfile
 from geartrain.telemetry import decode_document, encode_document, read_document
 

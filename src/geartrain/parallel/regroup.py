@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from geartrain.checkpoint.snapshot import read_manifest
 from geartrain.checkpoint.tree_file import tree_from_bytes, tree_to_bytes
 from geartrain.errors import CheckpointError, CommunicationError
+from geartrain.parallel.device_rates import KnownRates
 from geartrain.parallel.goodbye import Goodbye
 from geartrain.parallel.handover import (
     Handover,
@@ -25,7 +26,6 @@ from geartrain.parallel.handover import (
     plan_handover,
 )
 from geartrain.parallel.member_changes import MemberChanges
-from geartrain.parallel.plan_director import KnownRates
 from geartrain.parallel.ranks import publish_job
 from geartrain.parallel.state_sync import broadcast_bytes
 from geartrain.parallel.survivors_buffers import BufferKeeper
@@ -297,7 +297,7 @@ class Regrouper:
             told, values = describe_transfer(handover, lineages, self.groups.device_ids)
             self.recorder.add_event(handover.num_steps, "note", told, values=values)
         self.director.keep_only(handover.planned_sizes)
-        self.director.learn([curve for li in lineages for curve in li.curves])
+        self.director.rates.learn([curve for li in lineages for curve in li.curves])
         word = rendezvous.broadcast("rates", self._word(), _Word, self.groups.lead_index)
         num_ranks = len(self.groups.device_ids)
         self.engine.regroup(self.groups.collective(), gathering.ranks, num_ranks)
