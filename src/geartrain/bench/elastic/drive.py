@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 _COMMIT_TIMEOUT_S = 20.0
 """A run that makes no step for so long stands still; the event counts as failed."""
-_WHOLE_TIMEOUT_S = 30.0
+_WHOLE_TIMEOUT_S = 60.0
 """For all devices to take part again, before another run is begun instead."""
 _COORDINATOR_TIMEOUT_S = 20.0
 _MOMENT_TIMEOUT_S = 20.0
