@@ -23,13 +23,17 @@ from geartrain.collectives.faults.fault import Fault
 from geartrain.collectives.faults.live_epoch import CLOSED
 from geartrain.collectives.host_groups.choose import (
     HostGroupSettings,
-    HostMember,
     common_backend,
     make_host_group,
 )
+from geartrain.collectives.host_members import (
+    check_placement,
+    host_group_kind,
+    host_member,
+)
 from geartrain.collectives.lost_peers import lost_peers
 from geartrain.collectives.service import EpochParts, ExchangeService, ServiceSettings
-from geartrain.errors import CommunicationError, ConfigError
+from geartrain.errors import CommunicationError
 from geartrain.planner.exchange import (
     AUTO,
     CodecProfile,
@@ -37,7 +41,6 @@ from geartrain.planner.exchange import (
     ScheduleBook,
     write_book,
 )
-from geartrain.planner.exchange.request import HostGroupKind
 from geartrain.planner.model_profile import ExchangeNetwork
 from geartrain.telemetry import decode_document, encode_document
 
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from geartrain.collectives.host_groups.protocol import HostGroup
-    from geartrain.collectives.job_network import JobNetwork, RankFacts
+    from geartrain.collectives.job_network import JobNetwork
     from geartrain.collectives.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ def _log_fault(fault: Fault) -> None:
 
 def uses_vendor_library(network: JobNetwork) -> bool:
     """Whether one vendor's library does it all: one host, whose devices all have it."""
-    members = [_host_member("", facts) for facts in network.ranks]
+    members = [host_member("", facts) for facts in network.ranks]
     return network.is_one_host and common_backend(members) is not None
 
 
@@ -124,7 +127,7 @@ class ExchangeHub:
             placement=tuple(facts.host_id for facts in ranks),
             codecs=self._codecs,
             policy=self.compression,
-            host_group=_host_group_kind(ranks),
+            host_group=host_group_kind(ranks),
             core_fraction=min(fractions),
         )
 
@@ -348,10 +351,7 @@ class ExchangeHub:
         here = self.network.ranks[self.place.rank].host_id
         on_host = [r for r in parts.ranks if self.network.ranks[r].host_id == here]
         return make_host_group(
-            [
-                _host_member(self.place.device_ids[r], self.network.ranks[r])
-                for r in on_host
-            ],
+            [host_member(self.place.device_ids[r], self.network.ranks[r]) for r in on_host],
             on_host.index(self.place.rank),
             PrefixStore(f"host/{here}", parts.store),
             only_host=len(on_host) == len(parts.ranks),
@@ -385,48 +385,3 @@ class OpenExchange:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CodecFigures:
     profiles: tuple[CodecProfile, ...]
-
-
-def check_placement(book: ScheduleBook, placement: Sequence[str]) -> None:
-    """Check that a book puts the processes of each host into one device group.
-
-    Args:
-        book: For as many members as there are hosts ids given.
-        placement: Host id of each member.
-
-    Raises:
-        ConfigError: If it was made for another placement.
-    """
-    here = {
-        tuple(m for m, host in enumerate(placement) if host == host_id)
-        for host_id in set(placement)
-    }
-    for schedule in book.schedules:
-        there = {tuple(sorted(h)) for rack in schedule.racks for h in rack.hosts}
-        if there != here:
-            msg = (
-                f"the plan's exchange has the members {sorted(there)} on one host each, "
-                f"but here {sorted(here)} share one; take the exchange out of the plan to "
-                "have it planned anew"
-            )
-            raise ConfigError(msg)
-
-
-def _host_member(name: str, facts: RankFacts) -> HostMember:
-    return HostMember(
-        name=name,
-        kind=facts.device_kind,
-        backends=facts.collective_backends,
-        cores=facts.core_fraction,
-    )
-
-
-def _host_group_kind(ranks: Sequence[RankFacts]) -> HostGroupKind:
-    """The kind on the hosts that have several ranks; ``lone`` where none has."""
-    by_host: dict[str, list[HostMember]] = {}
-    for facts in ranks:
-        by_host.setdefault(facts.host_id, []).append(_host_member("", facts))
-    several = [members for members in by_host.values() if len(members) > 1]
-    if not several:
-        return "lone"
-    return "vendor" if all(map(common_backend, several)) else "shared_memory"

@@ -18,7 +18,7 @@ from geartrain.elastic.coordinator_committer import CoordinatorCommitter, known_
 from geartrain.elastic.epoch_builder import EpochBuilder, check_built
 from geartrain.elastic.link import Callbacks
 from geartrain.elastic.outcome import MembershipEnded
-from geartrain.elastic.state_receiver import StateReceiver
+from geartrain.elastic.state_search import StateSearch
 from geartrain.elastic.view import HeldState
 from geartrain.errors import CommunicationError, LeftTraining
 from geartrain.parallel.commit import StepName
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from geartrain.collectives.exchange_hub import ExchangeHub
     from geartrain.elastic.greeting import Credentials
-    from geartrain.elastic.messages import Heal, NewEpoch, Transfer
+    from geartrain.elastic.messages import Heal, NewEpoch
     from geartrain.elastic.state_giver import StateGiver
 
 _NOTICE_S = 2.0
@@ -88,9 +88,7 @@ class Members:
         self._settled = 0  # epoch that the training goes on with
         self._incarnations: Mapping[int, str] = {}  # of its members, by rank
         self._num_told = 0  # of those that are gone
-        self._givers: tuple[str, ...] = ()  # addresses, the latest last
-        self._receiver: StateReceiver | None = None
-        self._is_asked_again = False
+        self._search = StateSearch(place.member_id, place.credentials, self._client)
 
     # -- taking part --------------------------------------------------------------------
 
@@ -225,8 +223,7 @@ class Members:
             self._client.leave("its script has ended")
         self._client.close()
         self._giver.close()
-        if self._receiver is not None:
-            self._receiver.close()
+        self._search.close()
 
     # -- giving the state ---------------------------------------------------------------
 
@@ -265,35 +262,20 @@ class Members:
         Raises:
             CommunicationError: If nobody gives it in time.
         """
-        if self._is_asked_again:
-            self._is_asked_again, self._receiver = False, None
-        deadline_s = time.monotonic() + limit_s
-        trouble = "the coordinator has named nobody to give it"
-        while time.monotonic() < deadline_s:
-            self._client.progress()
-            try:
-                if self._receiver is None:
-                    self._receiver = self._ask_giver()
-                state = self._receiver.state(_LOOK_S) if self._receiver else None
-            except CommunicationError as error:
-                trouble, self._receiver, self._givers = str(error), None, ()
-                continue
-            if state is not None:
-                return state
-        msg = (
-            f"{self._place.member_id} got no state within {limit_s:g} s: {trouble}; "
-            "look at the other workers' logs"
-        )
-        raise CommunicationError(msg)
+        try:
+            return self._search.receive(limit_s)
+        except MembershipEnded as ended:
+            self.is_left_out = True
+            raise self._error(ended) from ended
 
     def must_receive(self) -> bool:
         """Whether this rank is to get a newer state."""
-        return self._is_asked_again
+        return self._search.is_asked_again
 
     def passed_on(self) -> Sequence[Tree]:
         """Steps that have come since the last call, in order."""
         self._client.progress()
-        return self._receiver.take_steps() if self._receiver is not None else ()
+        return self._search.take_steps()
 
     def offer(self, name: StepName) -> None:
         """This rank holds that state, and can take part after the next step."""
@@ -378,20 +360,6 @@ class Members:
                     return None
                 builder.changed.wait(_LOOK_S)
 
-    def _ask_giver(self) -> StateReceiver | None:
-        """Turn to whom the coordinator has named last."""
-        epoch = self._client.peek_epoch(self._settled)
-        if not self._givers and epoch is not None:
-            self._givers = self._addresses(epoch.transfers)
-        if not self._givers:
-            self._client.wait_for_news(_LOOK_S)
-            return None
-        return StateReceiver(self._givers[-1], self._place.credentials)
-
-    def _addresses(self, transfers: Sequence[Transfer]) -> tuple[str, ...]:
-        own = self._place.member_id
-        return tuple(t.giver_address for t in transfers if t.receiver == own)
-
     def _error(self, ended: MembershipEnded) -> CommunicationError | LeftTraining:
         ending, own = ended.ending, self._place.member_id
         if ending.kind == "dismissed" and not ending.is_failure:
@@ -412,7 +380,4 @@ class Members:
         self._builder.interrupted(reason)
 
     def _told_to_heal(self, heal: Heal) -> None:
-        addresses = self._addresses(heal.transfers)
-        if addresses:
-            self._givers = addresses
-            self._is_asked_again = self._receiver is not None
+        self._search.told(heal)
