@@ -45,7 +45,7 @@ def test_training_survives_a_few_seconds_of_chaos(tmp_path: Path) -> None:
 
     assert found["passed"], found["failures"]
     assert found["faults_by_kind"]["kill"] == 1
-    assert found["devices_left"] == 2
+    assert found["devices_left"] >= 2  # the lost one may be back by then
     assert found["figures"]["weights"]["steps_differing"] == 0
     result = read_document(tmp_path / "result.json", ChaosResult)
     assert result.num_steps == found["steps"]
@@ -88,7 +88,6 @@ def wait_until(holds: Callable[[], bool], timeout_s: float) -> None:
         tick.wait(0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_training_survives_a_minute_of_chaos(tmp_path: Path) -> None:
     found = chaos(
