@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from geartrain.errors import ConfigError
 from geartrain.parallel.recovery import Recovery
 from geartrain.parallel.worker_spec import WorkerLoss
 from geartrain.telemetry import write_document
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from geartrain.parallel.process_group import RankGroups
     from geartrain.parallel.run_recorder import RunRecorder
     from geartrain.planner import Plan
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -36,6 +41,8 @@ class MemberChanges:
     run_dir: Path
     step_index: Callable[[], int]
     recovery: Recovery = field(default_factory=Recovery)
+    _owed: tuple[Gone, ...] = ()
+    """Who could not be told of, since the disk was full."""
 
     def notice(self, gathering: Gathering) -> None:
         """Something ended the generation before; of several in a row the first counts."""
@@ -93,6 +100,8 @@ class MemberChanges:
 
     def applied(self, num_steps: int) -> None:
         """A step was applied: a recovery under way has ended."""
+        if self._owed:
+            self.report(())
         report = self.recovery.finish(time.time())
         if report is None:
             return
@@ -106,8 +115,12 @@ class MemberChanges:
         )
 
     def report(self, gone: Sequence[Gone]) -> None:
-        """Tell the launcher whom to give up; from any thread."""
-        for one in gone:
+        """Tell the launcher whom to give up; from any thread.
+
+        Where the disk is full it is told after a later step: training goes on.
+        """
+        owed = []
+        for one in (*self._owed, *gone):
             path = self.run_dir / WorkerLoss.file_name(one.incarnation)
             if path.exists():
                 continue
@@ -120,4 +133,10 @@ class MemberChanges:
                 incarnation=one.incarnation,
                 is_failure=one.is_failure,
             )
-            write_document(path, loss)
+            try:
+                write_document(path, loss)
+            except ConfigError as error:
+                if one not in owed:
+                    logger.warning("the launcher is not told yet who is lost: %s", error)
+                    owed.append(one)
+        self._owed = tuple(owed)

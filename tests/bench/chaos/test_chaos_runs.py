@@ -44,7 +44,7 @@ def test_training_survives_a_few_seconds_of_chaos(tmp_path: Path) -> None:
     )
 
     assert found["passed"], found["failures"]
-    assert found["faults_by_kind"]["kill"] == 1
+    assert found["faults_by_kind"]["kill"] >= 1  # more where it is back in time
     assert found["devices_left"] >= 2  # the lost one may be back by then
     assert found["figures"]["weights"]["steps_differing"] == 0
     result = read_document(tmp_path / "result.json", ChaosResult)
