@@ -123,6 +123,17 @@ def test_frozen_member_is_lost_after_its_own_limit() -> None:
     assert "b" not in fleet.state.members
 
 
+def test_frozen_newcomer_is_lost_before_its_own_steps_are_known() -> None:
+    fleet = fleet_of("abc", catch_up_steps=1000)
+    fleet.run_steps(5)
+    fleet.start("d", chain=[])
+    fleet.run_until(is_running(fleet, "abcd"))
+    fleet.alive["d"].is_frozen = True
+    took_s = fleet.run_steps(2)
+    assert 1.0 <= took_s < 2.0
+    assert fleet.state.members == ("a", "b", "c")
+
+
 def test_hung_main_loop_is_lost_though_it_beats() -> None:
     fleet = fleet_of("abc")
     fleet.run_steps(5)

@@ -12,6 +12,8 @@ _HELD_UP_S = 0.25
 others for what it has not heard."""
 
 _MOST_LIMITS = 4
+_NEWCOMER_S = 1.0
+"""A member's first steps may keep its control thread from the processor for a while."""
 
 
 def forgive_held_up(turn: Turn) -> None:
@@ -63,7 +65,7 @@ def find_lost(turn: Turn) -> None:
     """Look at all clocks; at each tick."""
     for peer in tuple(turn.state.peers.values()):
         silent_s = turn.now_s - peer.heard_at_s
-        limit_s = peer.pace.silence_limit_s(turn.state.limits)
+        limit_s = _silence_limit_s(turn.state, peer)
         if silent_s > limit_s:
             reason = f"no sign of life for {silent_s:.2f} s (limit {limit_s:.2f} s)"
             lose(turn, peer, reason, silent_s=silent_s)
@@ -73,6 +75,20 @@ def find_lost(turn: Turn) -> None:
         _find_late_builders(turn)
     _let_go(turn)
     _end_slow_heals(turn)
+
+
+def _silence_limit_s(state: State, peer: Peer) -> float:
+    """A member that has just come beats like the others, before it has made steps."""
+    limits = state.limits
+    own_s = peer.pace.silence_limit_s(limits)
+    if peer.pace.slow_step_s or peer.member_id not in state.members:
+        return own_s
+    measured = [
+        other.pace.silence_limit_s(limits)
+        for other in (state.peers[name] for name in state.members)
+        if other.pace.slow_step_s
+    ]
+    return min(own_s, max(_NEWCOMER_S, *measured)) if measured else own_s
 
 
 def _find_hung(turn: Turn) -> None:

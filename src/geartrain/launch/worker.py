@@ -63,32 +63,32 @@ def main() -> None:
 
 
 def _run(spec: WorkerSpec, device: DeviceProfile, script: Path) -> None:
+    exit_code = 0
     try:
         with _memory_limit(device):
             runpy.run_path(str(script), run_name="__main__")
     except LeftTraining:
-        sys.exit(LEFT_EXIT_CODE)
+        _leave_quickly(LEFT_EXIT_CODE)  # here: its session has nobody to part with
     except TrainingStopped:
-        sys.exit(STOPPED_EXIT_CODE)
+        exit_code = STOPPED_EXIT_CODE
     except Exception as error:  # noqa: BLE001 - whatever the script raised ends the run
         _report(spec, device, script, error)
-    else:
-        _leave_quickly()
+    _leave_quickly(exit_code)
 
 
-def _leave_quickly() -> None:
+def _leave_quickly(exit_code: int) -> None:
     """Exit without dismantling the interpreter, which takes a slow device seconds.
 
     Everything a script may rely on still happens: its exit functions run, its output
     is flushed, and where it left threads at work the exit is an ordinary one.
     """
     if any(not t.daemon for t in threading.enumerate() if t is not threading.main_thread()):
-        return
+        sys.exit(exit_code)
     atexit._run_exitfuncs()  # noqa: SLF001 - what the interpreter itself calls
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def _report(
