@@ -58,6 +58,7 @@ def test_who_joins_makes_up_a_step_that_the_others_are_yet_to_apply() -> None:
 
 
 def test_who_joins_does_not_count_where_places_are_compared() -> None:
-    plan_handover([replace(JOINS, num_together=99), STAYS])
+    assert plan_handover([replace(JOINS, num_together=99), STAYS]).num_together == 2
+    assert plan_handover([STAYS, replace(STAYS, rank=2, num_together=3)]).num_together == 3
     with pytest.raises(PlacesDifferError, match="different places"):
-        plan_handover([STAYS, replace(STAYS, rank=2, num_together=3)])
+        plan_handover([STAYS, replace(STAYS, rank=2, num_steps=5)])

@@ -284,9 +284,8 @@ def test_state_is_given_to_all_that_are_behind() -> None:
     [
         [lineage(0, 4), lineage(2, 5, holds_state=False)],
         [lineage(0, 4), lineage(2, 6)],
-        [lineage(0, 4), lineage(2, 4, num_together=1)],
     ],
-    ids=["without state", "two steps", "evaluated"],
+    ids=["without state", "two steps"],
 )
 def test_ranks_at_different_places_do_not_go_on(rows: list[Lineage]) -> None:
     with pytest.raises(PlacesDifferError, match="at different places"):

@@ -91,7 +91,7 @@ def plan_handover(everybody: list[Lineage]) -> Handover:
     furthest = max(holding, key=lambda lineage: lineage.num_steps)
     steps = {lineage.num_steps for lineage in lineages}
     strange = steps - {furthest.num_steps, furthest.num_steps - 1}
-    if strange or len({lineage.num_together for lineage in lineages}) > 1:
+    if strange:
         places = ", ".join(
             f"rank {lineage.rank}: {lineage.num_steps} steps and "
             f"{lineage.num_together} evaluations"
@@ -121,7 +121,7 @@ def plan_handover(everybody: list[Lineage]) -> Handover:
         num_in_vain=0 if is_applied else sum(li.num_in_vain for li in lineages),
         have_all_begun=all(lineage.has_begun for lineage in everybody)
         and len({lineage.cut_in for lineage in everybody}) == 1,
-        num_together=lineages[0].num_together,
+        num_together=max(lineage.num_together for lineage in lineages),
         lead=lineages[0].lead,
         applies=applies,
     )

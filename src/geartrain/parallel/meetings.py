@@ -1,8 +1,9 @@
 """What all ranks do together outside of steps: evaluations, reduced metrics.
 
 Who takes part but has not made a step yet stands elsewhere in its script, so that it can't
-be met. The lead leaves in the store what came of each meeting; who joins takes it from
-there when its script comes to that place.
+be met. Each rank leaves in the store what came of a meeting; who joins takes it from there
+when its script comes to that place, and so does who was interrupted in a meeting that had
+ended for others.
 """
 
 from __future__ import annotations
@@ -54,15 +55,21 @@ class Meetings:
         if trainer.joiner is not None or trainer.place.rank in trainer.place.groups.fresh:
             return self._read(key, operation)
 
+        was_begun = False
+
         def meet() -> T:
+            nonlocal was_begun
+            if was_begun and self._is_known(key):
+                return self._take(key)  # it had ended for others when it was interrupted
+            was_begun = True
             with trainer.place.groups.among_established():
                 return operation()
 
+        number = trainer.regrouper.num_together + 1 if trainer.regrouper else 0
         result = retried(trainer, meet)
         if trainer.regrouper is not None:
-            trainer.regrouper.num_together += 1
-            if trainer.place.groups.is_lead:
-                self._leave(key, trainer.regrouper.num_together, result)
+            trainer.regrouper.num_together = number
+            self._leave(key, number, result)
         return result
 
     def _next_key(self) -> str:
@@ -81,7 +88,9 @@ class Meetings:
         store.set(key, text)
         self._kept.append(key)
         while len(self._kept) > _KEPT:
-            store.delete_key(self._kept.popleft())
+            forgotten = self._kept.popleft()
+            if self.trainer.place.groups.is_lead:
+                store.delete_key(forgotten)
 
     def _read(self, key: str, operation: Callable[[], T]) -> T:
         """Wait for what came of a meeting.
@@ -105,8 +114,17 @@ class Meetings:
                 )
                 raise CommunicationError(msg)
             time.sleep(_PAUSE_S)
+        return self._take(key)
+
+    def _is_known(self, key: str) -> bool:
+        store = self.trainer.place.groups.store
+        return store is not None and bool(store.check([key]))
+
+    def _take(self, key: str) -> T:  # type: ignore[type-var]  # as the meeting returned it
+        store = self.trainer.place.groups.store
+        assert store is not None
         number, result = json.loads(store.get(key))
-        regrouper = trainer.regrouper
+        regrouper = self.trainer.regrouper
         if regrouper is not None:
             regrouper.num_together = max(regrouper.num_together, number)
         return cast("T", result)
