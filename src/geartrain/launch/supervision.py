@@ -105,7 +105,10 @@ def _has_no_holder(situation: Situation, lost: tuple[WorkerState, ...]) -> bool:
         return False
     if not any(w.has_entered and not has_left(w) for w in lost):
         return False
-    return all(w in lost or not w.has_entered for w in situation.workers)
+    others = [w for w in situation.workers if w not in lost]
+    if any(w.has_entered or w.exit_code is not None for w in others):
+        return False
+    return bool(others) or any(w.returns for w in lost)
 
 
 def _first_lost(lost: tuple[WorkerState, ...]) -> WorkerState:
