@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from example_fleets import emulated_fleet
 from geartrain.checkpoint.snapshot import save_snapshot
+from geartrain.devices.emulation.network import parse_links
 from geartrain.launch.comebacks import Comebacks
 from geartrain.launch.respawn import RespawnSettings
 from geartrain.launch.restoring import restore
-from geartrain.launch.run_directory import write_run_files
+from geartrain.launch.run_directory import order_fleet, write_run_files
 from geartrain.launch.settings import LaunchSettings
 from geartrain.launch.stop_requests import StopRequests
 from geartrain.parallel.worker_spec import WorkerLoss
@@ -80,6 +83,26 @@ def test_run_ends_where_there_is_no_save_or_devices_are_not_started_again(
 ) -> None:
     assert restore(settings(tmp_path, saved=False), lost(*NAMES), StopRequests()) is None
     assert restore(settings(tmp_path), lost(*NAMES, respawn=None), StopRequests()) is None
+
+
+def test_devices_keep_the_hosts_they_had(tmp_path: Path) -> None:
+    fleet = emulated_fleet(0.2, 0.5)  # rank 0 is the second host's
+    began = replace(settings(tmp_path), fleet=fleet)
+    write_run_files(replace(began, fleet=order_fleet(fleet)))
+
+    restored = restore(began, lost(*NAMES), StopRequests())
+
+    assert restored is not None
+    assert restored.settings.fleet == fleet
+
+
+@pytest.mark.root
+def test_run_ends_where_its_emulated_links_are_for_more_devices(tmp_path: Path) -> None:
+    linked = replace(settings(tmp_path), links=parse_links("100Mbit", 2))
+    comebacks = lost(NAMES[0])
+    comebacks.note_left(NAMES[1], "drained")
+
+    assert restore(linked, comebacks, StopRequests()) is None
 
 
 def test_run_ends_with_fewer_devices_than_it_needs(tmp_path: Path) -> None:

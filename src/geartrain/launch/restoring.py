@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from geartrain.devices.profile import Fleet
-from geartrain.errors import GeartrainError
+from geartrain.devices.profile import DeviceProfile, Fleet
+from geartrain.errors import ConfigError, GeartrainError
 from geartrain.launch.run_directory import FLEET_NAME, forget_workers
 from geartrain.telemetry import read_document
 
@@ -41,16 +41,23 @@ def restore(
 
     Returns:
         None where there is no save, too few devices are left that have neither failed too
-        often nor been let go, or a stop was asked for.
+        often nor been let go, the run can't do without one of them, or a stop was asked
+        for.
     """
     if not comebacks.are_possible:
         return None
-    fleet = read_document(settings.run_dir / FLEET_NAME, Fleet)  # with those added since
-    left = tuple(d for d in fleet.devices if d.device_id not in comebacks.left_out)
+    left = tuple(d for d in _devices(settings) if d.device_id not in comebacks.left_out)
     if len(left) < max(settings.min_devices, 1):
         return None
     found = _find(settings)
-    if found is None or not _wait(comebacks, requests):
+    if found is None:
+        return None
+    fleet = replace(settings.fleet, devices=left)
+    try:
+        settings = replace(settings, fleet=fleet, resume=found.spec)
+    except ConfigError:  # emulated links, a plan or a schedule are for all devices
+        return None
+    if not _wait(comebacks, requests):
         return None
     forget_workers(settings.run_dir)
     place = found.spec.snapshot or found.spec.stores[0]
@@ -58,8 +65,15 @@ def restore(
         "all workers were lost at once, and nobody holds the state any more: the run goes "
         f"on after step {found.spec.step}, from {place}; later steps are made again"
     )
-    settings = replace(settings, fleet=replace(fleet, devices=left), resume=found.spec)
     return Restored(settings=settings, notice=notice)
+
+
+def _devices(settings: LaunchSettings) -> tuple[DeviceProfile, ...]:
+    """Those that the run began with, in the order of its emulated hosts, and later ones."""
+    first = settings.fleet.devices
+    known = {device.device_id for device in first}
+    fleet = read_document(settings.run_dir / FLEET_NAME, Fleet)  # in rank order
+    return (*first, *(d for d in fleet.devices if d.device_id not in known))
 
 
 def _find(settings: LaunchSettings) -> Resumable | None:
