@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from geartrain.errors import CommunicationError
+from geartrain.parallel.commit import StepName
 from geartrain.parallel.regroup_training import go_on, retried
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Meetings:
     """
 
     trainer: Trainer
-    _step: int = -1
+    _after: StepName | None = None
     _num_held: int = 0  # since that step
     _kept: deque[str] = field(default_factory=deque)
 
@@ -73,10 +74,12 @@ class Meetings:
         return result
 
     def _next_key(self) -> str:
-        if self._step != self.trainer.step_index:
-            self._step, self._num_held = self.trainer.step_index, 0
+        name = self.trainer.engine.name
+        if self._after != name:
+            self._after, self._num_held = name, 0
         self._num_held += 1
-        return f"meetings/{self._step}/{self._num_held}"
+        # Of the history too: a script may load a state, and come to a step twice.
+        return f"meetings/{name.step}/{name.lineage}/{self._num_held}"
 
     def _leave(self, key: str, number: int, result: object) -> None:
         store = self.trainer.place.groups.store
@@ -110,7 +113,7 @@ class Meetings:
             if time.monotonic() > deadline_s:
                 msg = (
                     f"waited {trainer.place.groups.timeout_s:g} s for what the others "
-                    f"found out after step {self._step}; look at the lead's log"
+                    f"found out after step {trainer.step_index}; look at the lead's log"
                 )
                 raise CommunicationError(msg)
             time.sleep(_PAUSE_S)
