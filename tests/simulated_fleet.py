@@ -401,3 +401,13 @@ class SimulatedFleet:
     def check_replay(self) -> None:
         """The journal adds up to what the coordinator knows."""
         assert replay(self.records) == self.state.facts
+
+
+def fleet_of(names: str, **limits: Any) -> SimulatedFleet:
+    """A fleet of one member a letter, which has made a few steps."""
+    fleet = SimulatedFleet(Limits(expected_members=len(names), **limits))
+    for name in names:
+        fleet.start(name)
+    fleet.run_steps(5)
+    assert fleet.state.members == tuple(names)
+    return fleet
