@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from geartrain.checkpoint.manifest import Json, StateManifest, TensorFacts
 from geartrain.checkpoint.optimizer_state import load_optimizer_state
-from geartrain.checkpoint.pieces import HeldPiece, StateReader
+from geartrain.checkpoint.pieces import HeldPiece
 from geartrain.checkpoint.ranges import StateRange, merge_ranges, whole_ranges
 from geartrain.checkpoint.tree import Tree, flatten, unflatten
 from geartrain.errors import CheckpointError
+
+
+class RangeReader(Protocol):
+    """Reads ranges of one state, wherever it lies."""
+
+    def read(self, targets: Iterable[tuple[StateRange, memoryview]]) -> None:
+        """Fill buffers, each of the size of its range.
+
+        Raises:
+            CheckpointError: If a range can't be read undamaged.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +134,7 @@ def empty_tensor(facts: TensorFacts) -> torch.Tensor:
 
 
 def load_components(
-    reader: StateReader,
+    reader: RangeReader,
     manifest: StateManifest,
     components: Iterable[str] | None = None,
     *,
@@ -153,7 +164,12 @@ def load_components(
             )
             raise CheckpointError(msg)
     return {
-        component: _load_component(reader, manifest, component, map_location)
+        component: read_component(
+            reader,
+            manifest.tensors,
+            (component, manifest.structure[component]),
+            map_location,
+        )
         for component in wanted
     }
 
@@ -197,31 +213,43 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().reshape(-1)
 
 
-def _load_component(
-    reader: StateReader,
-    manifest: StateManifest,
-    component: str,
-    map_location: str | torch.device | None,
+def read_component(
+    reader: RangeReader,
+    facts: Mapping[str, TensorFacts],
+    component: tuple[str, Json],
+    map_location: str | torch.device | None = None,
 ) -> Tree:
-    prefix = f"{component}/"
+    """Read one component, bit for bit.
+
+    Args:
+        reader: Of the state.
+        facts: Of all its tensors, or at least the component's.
+        component: Its name and structure, as ``take_apart`` gave them.
+        map_location: Where to put the tensors; the host where None.
+
+    Raises:
+        CheckpointError: If a part can't be read, or the structure is none.
+    """
+    name, structure = component
+    prefix = f"{name}/"
     tensors = {
-        name.removeprefix(prefix): empty_tensor(facts)
-        for name, facts in manifest.tensors.items()
-        if name.startswith(prefix)
+        full.removeprefix(prefix): empty_tensor(one)
+        for full, one in facts.items()
+        if full.startswith(prefix)
     }
     reader.read(
-        (StateRange(name=prefix + name, start=0, stop=tensor.numel()), _buffer(tensor))
-        for name, tensor in tensors.items()
+        (StateRange(name=prefix + place, start=0, stop=tensor.numel()), _buffer(tensor))
+        for place, tensor in tensors.items()
         if tensor.numel()
     )
     if map_location is not None:
-        tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
+        tensors = {place: tensor.to(map_location) for place, tensor in tensors.items()}
     try:
-        return unflatten(manifest.structure[component], tensors.__getitem__)
+        return unflatten(structure, tensors.__getitem__)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = (
-            f"component {component!r} of step {manifest.step} is not a state of geartrain "
-            f"({error!r}); load another version"
+            f"component {name!r} is not a state of geartrain ({error!r}); load another "
+            "version"
         )
         raise CheckpointError(msg) from error
 

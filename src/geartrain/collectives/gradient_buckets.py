@@ -111,6 +111,11 @@ class GradientBuckets:
         return [bucket.flat for bucket in self._buckets]
 
     @property
+    def views(self) -> dict[str, torch.Tensor]:
+        """Each parameter's part of the buffers, by name, of the parameter's shape."""
+        return {place.name: place.view for place in self._places.values()}
+
+    @property
     def contents(self) -> dict[str, tuple[int, ...]]:
         """The parameters of each bucket that a codec may be applied to.
 

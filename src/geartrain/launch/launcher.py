@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from geartrain.errors import ConfigError
 from geartrain.launch.comebacks import Comebacks
@@ -15,9 +15,10 @@ from geartrain.launch.coordinator_process import (
 from geartrain.launch.device_changes import Changeable, DeviceChanges
 from geartrain.launch.emulated_devices import EmulatedDevices
 from geartrain.launch.emulated_network import EmulatedNetwork
+from geartrain.launch.node_agents import NodeAgents
 from geartrain.launch.output import SteadyObserver
 from geartrain.launch.processes import StoreProcess
-from geartrain.launch.restoring import restore
+from geartrain.launch.restoring import find_in_memory, restore
 from geartrain.launch.results import interrupted_early, result_of
 from geartrain.launch.run_directory import order_fleet, write_run_files
 from geartrain.launch.run_loop import Parts, RunLoop
@@ -47,27 +48,42 @@ def launch(settings: LaunchSettings, observer: LaunchObserver) -> LaunchResult:
     """
     observer = SteadyObserver(observer)
     comebacks = Comebacks(settings.respawn if needs_coordinator(settings) else None)
-    with StopRequests() as requests:
+    with ExitStack() as stack:
+        requests = stack.enter_context(StopRequests())
+        network = stack.enter_context(closing(EmulatedNetwork(settings)))
+        # They and what they hold outlive the workers.
+        agents = stack.enter_context(closing(NodeAgents(settings, network)))
+        lasting = _Lasting(observer, requests, comebacks, network, agents)
         while True:
-            verdict, result = _attempt(settings, observer, requests, comebacks)
+            verdict, result = _attempt(settings, lasting)
             if verdict.action != "restore":
                 return result
-            restored = restore(settings, comebacks, requests)
+            memory = find_in_memory(agents, network)
+            restored = restore(settings, comebacks, requests, memory)
             if restored is None:
                 return result
             observer.on_notice(restored.notice)
             settings = restored.settings
+            if settings.resume is None or settings.resume.memory is None:
+                agents.forget()
 
 
-def _attempt(
-    settings: LaunchSettings,
-    observer: LaunchObserver,
-    requests: StopRequests,
-    comebacks: Comebacks,
-) -> tuple[Verdict, LaunchResult]:
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """What stays when a run goes on with other workers."""
+
+    observer: LaunchObserver
+    requests: StopRequests
+    comebacks: Comebacks
+    network: EmulatedNetwork
+    agents: NodeAgents
+
+
+def _attempt(settings: LaunchSettings, lasting: _Lasting) -> tuple[Verdict, LaunchResult]:
     """Run until all have ended, or nobody holds the state any more."""
+    observer, network, requests = lasting.observer, lasting.network, lasting.requests
+    comebacks = lasting.comebacks
     with ExitStack() as stack:
-        network = stack.enter_context(closing(EmulatedNetwork(settings)))
         fleet = order_fleet(network.name_nodes(settings.fleet))
         settings = replace(settings, fleet=fleet)
         write_run_files(settings)
@@ -81,7 +97,7 @@ def _attempt(
         spares = stack.enter_context(closing(SparePool(settings)))
         around = Surroundings(settings, observer, network, spares)
         group = stack.enter_context(closing(WorkerGroup(around)))
-        parts = Parts(devices, store, group, coordinator, comebacks, spares)
+        parts = Parts(devices, store, group, coordinator, comebacks, spares, lasting.agents)
         run = RunLoop(settings, observer, requests, parts)
         if not run.start():
             return INTERRUPTED_EARLY, interrupted_early(settings)

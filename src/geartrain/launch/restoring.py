@@ -1,7 +1,11 @@
-"""Goes on from the last save where all that held a run's state were lost at once."""
+"""Goes on where all workers of a run were lost at once, with the newest state there is.
+
+That is what the nodes' agents hold in memory, or else the last save.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,13 +13,18 @@ from typing import TYPE_CHECKING
 from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.errors import ConfigError, GeartrainError
 from geartrain.launch.run_directory import FLEET_NAME, forget_workers
+from geartrain.parallel.save_spec import MemorySource, ResumeSpec
 from geartrain.telemetry import read_document
 
 if TYPE_CHECKING:
     from geartrain.launch.comebacks import Comebacks
+    from geartrain.launch.emulated_network import EmulatedNetwork
+    from geartrain.launch.node_agents import NodeAgents
     from geartrain.launch.settings import LaunchSettings
     from geartrain.launch.stop_requests import StopRequests
     from geartrain.parallel.resume import Resumable
+
+logger = logging.getLogger(__name__)
 
 _TICK_S = 0.05
 
@@ -29,8 +38,33 @@ class Restored:
     """For the user: steps are made again."""
 
 
+def find_in_memory(agents: NodeAgents, network: EmulatedNetwork) -> MemorySource | None:
+    """Ask a run's agents for the newest state that they hold whole.
+
+    Returns:
+        None where there is none.
+    """
+    access = agents.access
+    if access is None:
+        return None
+    agents.poll()  # of those that have died since nothing is asked
+    try:
+        with network.coordinator_side():
+            recovery = access.open_recovery()
+            try:
+                return MemorySource(access=access, source=recovery.find_whole())
+            finally:
+                recovery.close()
+    except GeartrainError as error:
+        logger.warning("%s", error)
+        return None
+
+
 def restore(
-    settings: LaunchSettings, comebacks: Comebacks, requests: StopRequests
+    settings: LaunchSettings,
+    comebacks: Comebacks,
+    requests: StopRequests,
+    memory: MemorySource | None = None,
 ) -> Restored | None:
     """Find what the run can go on from, and wait as long as its devices must.
 
@@ -38,34 +72,46 @@ def restore(
         settings: Of the run.
         comebacks: Which devices may start again, and when.
         requests: To stop, which end the wait.
+        memory: What agents hold.
 
     Returns:
-        None where there is no save, too few devices are left that have neither failed too
-        often nor been let go, the run can't do without one of them, or a stop was asked
-        for.
+        None where there is neither that nor a save, or too few devices are left that have
+        neither failed too often nor been let go, or the run can't do without one of them,
+        or a stop was asked for.
     """
     if not comebacks.are_possible:
         return None
     left = tuple(d for d in _devices(settings) if d.device_id not in comebacks.left_out)
     if len(left) < max(settings.min_devices, 1):
         return None
-    found = _find(settings)
-    if found is None:
+    spec = choose(memory, _find(settings))
+    if spec is None:
         return None
     fleet = replace(settings.fleet, devices=left)
     try:
-        settings = replace(settings, fleet=fleet, resume=found.spec)
+        settings = replace(settings, fleet=fleet, resume=spec)
     except ConfigError:  # emulated links, a plan or a schedule are for all devices
         return None
     if not _wait(comebacks, requests):
         return None
     forget_workers(settings.run_dir)
-    place = found.spec.snapshot or found.spec.stores[0]
+    if spec.memory is not None:
+        place = "what the nodes hold in memory"
+    else:
+        place = spec.snapshot or spec.stores[0]
     notice = (
-        "all workers were lost at once, and nobody holds the state any more: the run goes "
-        f"on after step {found.spec.step}, from {place}; later steps are made again"
+        "all workers were lost at once: the run goes on after step "
+        f"{spec.step}, from {place}; later steps are made again"
     )
     return Restored(settings=settings, notice=notice)
+
+
+def choose(memory: MemorySource | None, saved: Resumable | None) -> ResumeSpec | None:
+    """The newer of what there is in memory and on disk; the latter serves for both."""
+    on_disk = None if saved is None else saved.spec
+    if memory is None or (on_disk is not None and on_disk.step > memory.source.step):
+        return on_disk
+    return replace(on_disk or ResumeSpec(), memory=memory, step=memory.source.step)
 
 
 def _devices(settings: LaunchSettings) -> tuple[DeviceProfile, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from geartrain.devices.emulation.network import NetworkHost
 from geartrain.devices.profile import DeviceProfile, Fleet
 from geartrain.errors import ConfigError
 from geartrain.launch.settings import LaunchSettings
-from geartrain.parallel.save_spec import CHECKPOINTS_NAME, SaveSpec
+from geartrain.parallel.save_spec import CHECKPOINTS_NAME, PeerMemorySpec, SaveSpec
 from geartrain.parallel.worker_spec import (
     CoordinatorSpec,
     GoingOn,
@@ -119,6 +120,8 @@ class Contacts:
     store_host: str = "127.0.0.1"
     coordinator: CoordinatorSpec | None = None
     """None: there is none."""
+    memory: Callable[[str], PeerMemorySpec | None] = lambda _node_id: None
+    """What the workers of a node are told of its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,7 @@ def write_worker_spec(
         min_devices=settings.min_devices,
         saves=_saves_of(settings),
         resume=settings.resume,
+        memory=contacts.memory(settings.fleet.devices[rank].node_id),
         coordinator=contacts.coordinator,
         incarnation=seat.incarnation,
         joins=seat.joins,

@@ -11,6 +11,7 @@ from geartrain.launch.coordinator_process import JOURNAL_NAME, CoordinatorProces
 from geartrain.launch.device_changes import DeviceChanges
 from geartrain.launch.emulated_devices import EmulatedDevices
 from geartrain.launch.epoch_follower import EpochFollower
+from geartrain.launch.node_agents import NodeAgents
 from geartrain.launch.processes import StoreProcess
 from geartrain.launch.run_directory import CHECKPOINT_NAME, Contacts, goes_on, log_path
 from geartrain.launch.settings import LaunchObserver, LaunchSettings
@@ -45,6 +46,7 @@ class Parts:
     coordinator: CoordinatorProcess | None
     comebacks: Comebacks
     spares: SparePool
+    agents: NodeAgents
 
     def contacts(self) -> Contacts:
         """Whom workers turn to, once the store serves."""
@@ -54,6 +56,7 @@ class Parts:
             store_host=self.store.address,
             store_port=port,
             coordinator=None if self.coordinator is None else self.coordinator.spec,
+            memory=self.agents.spec_for,
         )
 
 
@@ -76,6 +79,7 @@ class RunLoop:
         self._coordinator = parts.coordinator
         self._comebacks = parts.comebacks
         self._spares = parts.spares
+        self._agents = parts.agents
         self._contacts = parts.contacts
         self._changes: DeviceChanges | None = None
         self._epochs = EpochFollower(settings.run_dir / JOURNAL_NAME)
@@ -121,6 +125,8 @@ class RunLoop:
             self._show_leader(situation, within_s=_TOLD_S)
             self._pass_on_stop_request()
             self._keep_coordinator()
+            for notice in self._agents.poll():
+                self._observer.on_notice(notice)
             if changes is not None:
                 changes.poll(is_training=situation.goes_on)
             is_busy = self._bring_back(situation)

@@ -16,7 +16,7 @@ from geartrain.devices.host import cores_present
 from geartrain.devices.profile import Fleet
 from geartrain.errors import ConfigError
 from geartrain.launch.respawn import RespawnSettings
-from geartrain.parallel.save_spec import ResumeSpec
+from geartrain.parallel.save_spec import PeerMemorySettings, ResumeSpec
 from geartrain.parallel.worker_spec import OnLoss
 from geartrain.planner import Plan
 from geartrain.planner.pinned_plan import check_devices
@@ -54,6 +54,8 @@ class LaunchSettings:
     saved in the run directory only."""
     keep_last: int = 3
     """Versions kept in the run directory."""
+    peer_memory: PeerMemorySettings | None = field(default_factory=PeerMemorySettings)
+    """Keep the state in the memory of the nodes, too; None: don't."""
     resume: ResumeSpec | None = None
     """What training goes on from; None: it begins."""
     schedule_path: Path | None = None

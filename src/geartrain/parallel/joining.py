@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from geartrain.data.loader import EpochOver
 from geartrain.errors import CommunicationError
 from geartrain.parallel.commit import ReducedStep, StepName
+from geartrain.parallel.memory_restore import apply_again
+from geartrain.parallel.memory_setup import make_memory
 from geartrain.parallel.saved_state import copy_tree, whole_state
 from geartrain.parallel.trainer_setup import install_leave_handler
 
@@ -186,13 +188,15 @@ class Joiner:
         if step["step"] != trainer.step_index + 1:
             self._is_torn = True
             return
-        outcome = trainer.engine.replay(
+        apply_again(
+            trainer,
             ReducedStep(
                 vector=step["vector"],
                 factor=step["factor"],
                 flats=step["flats"],
                 name=StepName(step=step["step"], lineage=step["lineage"]),
-            )
+            ),
+            list(step["positions"]),
         )
         if trainer.engine.name.lineage != step["lineage"]:
             msg = (
@@ -200,9 +204,6 @@ class Joiner:
                 "from; this process ends, and its device may join again"
             )
             raise CommunicationError(msg)
-        trainer.step_scheduler(outcome.loss)
-        trainer.step_index, trainer.last_loss = trainer.step_index + 1, outcome.loss
-        trainer.move_to(list(step["positions"]))
 
     @staticmethod
     def _check_epoch(loader: ShareLoader, epoch: int) -> None:
@@ -216,7 +217,8 @@ def exchange_states(trainer: Trainer, membership: JoiningMembership) -> None:
     assert spec is not None
     assert regrouper is not None
     trainer.donor = Donor(membership, trainer)
-    trainer.engine.on_reduced = trainer.donor.pass_on
+    trainer.memory = make_memory(trainer)
+    trainer.engine.on_reduced = trainer.before_update
     if membership.can_leave:
         install_leave_handler(membership.leave)
     if spec.joins:

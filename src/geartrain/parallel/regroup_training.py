@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from geartrain.data.sampler import positions_without
 from geartrain.errors import CommunicationError
 from geartrain.parallel.handover import PlacesDifferError
+from geartrain.parallel.memory_setup import settle_memory
 from geartrain.parallel.training_saves import save
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def go_on(trainer: Trainer, error: CommunicationError) -> None:
     regrouper = trainer.regrouper
     if regrouper is None:
         raise error
+    settle_memory(trainer)  # the state may be taken over from others
     if trainer.settings.sync_batchnorm:
         _give_up(trainer, error, "synchronized BatchNorm belongs to all devices")
     try:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from geartrain.checkpoint.agent.listing import AgentAccess
+from geartrain.checkpoint.agent.recovery import RecoverySource
 from geartrain.checkpoint.cadence import Cadence
 from geartrain.checkpoint.retention import RetentionPolicy
+from geartrain.errors import ConfigError
 
 # In a run directory: the versions that were saved while it went on...
 CHECKPOINTS_NAME = "checkpoints"
@@ -30,9 +33,63 @@ class SaveSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeSpec:
-    """Where a run goes on from; the launcher has found out which."""
+class PeerMemorySettings:
+    """How much of a run's memory and time goes into keeping its state there.
 
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    num_copies: int = 1
+    """On other hosts, beside the one of the own host; fewer where there are none."""
+    max_cost_fraction: float = 0.02
+    """Of the training time, for snapshots, and as much again for the gradient log."""
+    memory_limit_bytes: int | None = None
+    """Of each node's agent; None: a quarter of the host's memory, shared by its agents."""
+
+    def __post_init__(self) -> None:
+        if self.num_copies < 0 or not 0 < self.max_cost_fraction < 1:
+            msg = (
+                f"num_copies={self.num_copies}, max_cost_fraction="
+                f"{self.max_cost_fraction}: expected 0 copies or more, and a fraction "
+                "between 0 and 1"
+            )
+            raise ConfigError(msg)
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            msg = (
+                f"memory_limit_bytes={self.memory_limit_bytes} must be > 0; to keep no "
+                "state in memory switch that off"
+            )
+            raise ConfigError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerMemorySpec:
+    """What a worker has to do with its node's agent."""
+
+    access: AgentAccess
+    settings: PeerMemorySettings
+    node_id: str
+    """Whose agent it turns to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySource:
+    """A state that agents hold."""
+
+    access: AgentAccess
+    source: RecoverySource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeSpec:
+    """Where a run goes on from; the launcher has found out which.
+
+    Memory comes first where it is named; what is on disk serves where it can't be read.
+    """
+
+    memory: MemorySource | None = None
+    """What peers hold in memory."""
     snapshot: str | None = None
     """A folder that ``Session.save`` wrote."""
     stores: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ SLOT_FIELDS = (
     "probe_s",
     "plan_code",
     "save_due",
+    "snapshot_wish",
     "exchange_s",
     "exchange_predicted_s",
     "exchange_rack_s",
@@ -48,6 +49,8 @@ class RankFigures:
     """crc32 of the plan's fingerprint: all ranks must carry out the same plan."""
     save_due: float = 0.0
     """On the lead: 1 where the state after this step is to be saved."""
+    snapshot_wish: float = 0.0
+    """Whether this rank can and would copy its part of the state; see ``snapshot_rule``."""
     exchange_s: float = 0.0
     """How long the links were busy with the gradients of the step before."""
     exchange_predicted_s: float = 0.0

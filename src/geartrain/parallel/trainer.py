@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,13 +14,16 @@ import torch
 
 from geartrain.data.sampler import ShareView
 from geartrain.errors import CommunicationError, TrainingStopped
-from geartrain.parallel.commit import StepName
+from geartrain.parallel.commit import ReducedStep, StepName
 from geartrain.parallel.joining import Donor, Joiner, exchange_states
 from geartrain.parallel.link_watch import LinkWatcher, make_watcher
 from geartrain.parallel.meetings import Meetings
+from geartrain.parallel.memory_restore import LoggedSteps
+from geartrain.parallel.memory_setup import settle_memory
 from geartrain.parallel.model_calls import ModelCalls
 from geartrain.parallel.open_step import OpenStep
 from geartrain.parallel.own_forward import OwnForward
+from geartrain.parallel.peer_memory import PeerMemory
 from geartrain.parallel.plan_director import PlanDirector
 from geartrain.parallel.ranks import publish_job
 from geartrain.parallel.regroup import Regrouper
@@ -55,8 +58,8 @@ from geartrain.parallel.trainer_setup import (
     prepare_model,
 )
 from geartrain.parallel.training_saves import (
+    figures_of,
     finish,
-    is_save_due,
     make_saves,
     save,
     save_again,
@@ -119,6 +122,10 @@ class Trainer:
     """While this rank does not take part yet."""
     donor: Donor | None = None
     """None where nobody can join."""
+    memory: PeerMemory | None = None
+    """None where no agent keeps the state in memory."""
+    logged_steps: LoggedSteps | None = None
+    """Still to be applied, where the training goes on from memory."""
     meetings: Meetings = field(init=False)
     tracked: TrackedObjects = field(default_factory=TrackedObjects)
 
@@ -176,6 +183,8 @@ class Trainer:
         planned_at_s = self.director.planned_at_s
         if self.joiner is not None:
             self.joiner.enter(loader)
+        if self.logged_steps is not None:
+            self.logged_steps.apply(loader)
         view = retried(self, lambda: self._assign(loader))
         if self.director.planned_at_s != planned_at_s:
             self._finished_at_s = self.director.planned_at_s  # no step took that time
@@ -221,6 +230,8 @@ class Trainer:
 
     def load(self, path: Path) -> list[dict[str, int | bool]]:
         """Load everything; returns the loaders' positions."""
+        settle_memory(self)
+        self.logged_steps = None
         return self.go_on_from(load_state(path, self.state()))
 
     def go_on_from(self, loaded: LoadedState) -> list[dict[str, int | bool]]:
@@ -260,6 +271,8 @@ class Trainer:
             self.regrouper.close()
         elif gather_waits:
             waits_s = self.place.groups.collect_last_waits(wait_s)
+        if self.memory is not None:
+            self.memory.close()
         if self.saves is not None:
             self.saves.close()
         self.recorder.flush(waits_s)
@@ -276,10 +289,7 @@ class Trainer:
 
     def finish_step(self) -> float:
         """Exchange and apply the open step; returns the mean loss."""
-        figures = replace(
-            self.opened.figures(self.step_index), save_due=float(is_save_due(self))
-        )
-        outcome = self.engine.finish(figures, stop=self._stop_requested)
+        outcome = self.engine.finish(figures_of(self), stop=self._stop_requested)
         seen = self._record(outcome)
         self.step_scheduler(outcome.loss)
         self._count_step(outcome)
@@ -383,6 +393,13 @@ class Trainer:
         """Give the state to those that wait for it, between two steps."""
         if self.donor is not None and self.joiner is None:
             self.donor.serve()
+
+    def before_update(self, step: ReducedStep) -> None:
+        """A committed step is about to be applied here."""
+        if self.donor is not None:
+            self.donor.pass_on(step)
+        if self.memory is not None:
+            self.memory.before_update(step)
 
     def _request_stop(self) -> None:
         self._stop_requested = True

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from geartrain.errors import CheckpointError
+from geartrain.parallel.memory_restore import take_up_memory
 from geartrain.parallel.regroup import Save
 from geartrain.parallel.resume import take_up
 from geartrain.parallel.saved_state import save_state, whole_state
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from geartrain.parallel.residual_state import SavedResiduals
+    from geartrain.parallel.save_spec import ResumeSpec
+    from geartrain.parallel.saved_state import LoadedState
     from geartrain.parallel.step_update import StepOutcome
+    from geartrain.parallel.trailer import RankFigures
     from geartrain.parallel.trainer import Trainer
     from geartrain.telemetry import EventKind
 
@@ -80,12 +86,24 @@ def is_save_due(trainer: Trainer) -> bool:
     return trainer.saves.is_due(trainer.step_index + 1)
 
 
+def figures_of(trainer: Trainer) -> RankFigures:
+    """This rank's figures of the open step."""
+    memory = trainer.memory
+    return replace(
+        trainer.opened.figures(trainer.step_index),
+        save_due=float(is_save_due(trainer)),
+        snapshot_wish=float(memory.wish()) if memory is not None else 0.0,
+    )
+
+
 def save_in_tiers(trainer: Trainer, outcome: StepOutcome) -> None:
     """Save where that is due; all ranks call it after the same step.
 
     Raises:
         CommunicationError: If the others can't go on.
     """
+    if trainer.memory is not None:
+        trainer.memory.after_step(outcome)
     if trainer.saves is None:
         return
     trainer.saves.report()
@@ -113,14 +131,32 @@ def resume(trainer: Trainer) -> list[dict[str, int | bool]]:
     spec = trainer.spec.resume if trainer.spec is not None else None
     if spec is None:
         return []
-    loaded = take_up(spec, trainer.state())
+    loaded, place = _take_up(trainer, spec)
     positions = trainer.go_on_from(loaded)
-    place = spec.snapshot or spec.stores[0]
-    text = f"goes on after step {trainer.step_index}, from {place}"
+    logged = trainer.logged_steps
+    num_logged = len(logged.steps) if logged is not None else 0
+    text = f"goes on after step {trainer.step_index + num_logged}, from {place}"
+    if num_logged:
+        text += f": that after step {trainer.step_index}, and {num_logged} logged steps"
     trainer.recorder.add_event(trainer.step_index, "resumed", text)
     for change in loaded.changed_settings if trainer.place.groups.is_lead else ():
         logger.warning("the script differs from what is gone on with: %s", change)
     return positions
+
+
+def _take_up(trainer: Trainer, spec: ResumeSpec) -> tuple[LoadedState, str]:
+    """The state that is gone on with, and where it was; disk where memory fails."""
+    if spec.memory is not None:
+        loaded = take_up_memory(trainer, spec.memory)
+        if loaded is not None:
+            return loaded, "the memory of its nodes"
+    if spec.snapshot is None and not spec.stores:
+        msg = (
+            f"the state after step {spec.step} can't be read from memory, and nothing was "
+            "saved to disk; start anew"
+        )
+        raise CheckpointError(msg)
+    return take_up(spec, trainer.state()), spec.snapshot or spec.stores[0]
 
 
 def _owed(trainer: Trainer) -> Path | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from geartrain.errors import ConfigError
-from geartrain.parallel.save_spec import ResumeSpec, SaveSpec
+from geartrain.parallel.save_spec import PeerMemorySpec, ResumeSpec, SaveSpec
 
 WORKER_SPEC_VARIABLE = "GEARTRAIN_WORKER_SPEC"
 """Environment variable with the path of the worker's spec file."""
@@ -72,6 +72,8 @@ class WorkerSpec:
     """What is saved while the training goes on; None: nothing."""
     resume: ResumeSpec | None = None
     """Where it goes on from; None: it begins."""
+    memory: PeerMemorySpec | None = None
+    """The agent that keeps states in its node's memory; None: there is none."""
     coordinator: CoordinatorSpec | None = None
     """Who decides on membership and commits; None: the ranks among themselves."""
     incarnation: str = ""

@@ -55,6 +55,8 @@ class Reservation:
     """Of one step's reduced gradient; 0 without a log."""
     num_slots: int = 0
     log_limit_bytes: int = 0
+    base: tuple[int, str] = (0, "")
+    """Step and lineage of the snapshot that the trainer was restored from, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,10 @@ class LinkState:
     logged_step: int = -1
     log_bytes: int = 0
     wants_snapshot: bool = False
+    log_code_s: float = 0.0
+    """How long the agent took over the last step of the log."""
+    send_s: float = 0.0
+    """How long the slowest peer took to get the last snapshot, by the last status."""
     problem: str = ""
     """The last thing that did not go as asked."""
 
@@ -112,6 +118,11 @@ class AgentLink:
         if self._granted is None and not self._asked:
             self._send(Begin(buffer_index=1 - self._newest))
             self._asked = True
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether ``begin`` gives one at once, as far as was polled."""
+        return self._granted is not None
 
     def begin(self) -> memoryview | None:
         """The idle buffer, to copy a shard into; None where it is busy: try again later.
@@ -168,14 +179,22 @@ class AgentLink:
         """Say which nodes there are and how many copies to keep."""
         self._send(SetPeers(peers=tuple(peers), num_copies=num_copies))
 
+    def request_status(self) -> None:
+        """Ask how the copies are doing; ``state.send_s`` follows once that was said.
+
+        Raises:
+            CommunicationError: If the agent is gone.
+        """
+        self._answers.clear()
+        self._send(ReadStatus())
+
     def read_status(self, limit_s: float = 5.0) -> Status:
         """Ask how the copies are doing.
 
         Raises:
             CommunicationError: If the agent is gone, or does not say in time.
         """
-        self._answers.clear()
-        self._send(ReadStatus())
+        self.request_status()
         deadline_at_s = time.monotonic() + limit_s
         while not self._answers:
             left_s = deadline_at_s - time.monotonic()
@@ -223,6 +242,8 @@ class AgentLink:
             slot_bytes=reservation.slot_bytes,
             num_slots=reservation.num_slots,
             log_limit_bytes=reservation.log_limit_bytes,
+            base_step=reservation.base[0],
+            base_lineage=reservation.base[1],
         )
         count = 2 + reservation.num_slots
         with speaking_with(self._whom):
@@ -276,8 +297,11 @@ class AgentLink:
                     logged_step=notice.step if notice.is_logged else self.state.logged_step,
                     log_bytes=notice.log_bytes,
                     wants_snapshot=notice.wants_snapshot,
+                    log_code_s=notice.code_s,
                 )
             case Status():
+                send_s = max((copy.send_s for copy in notice.copies), default=0.0)
+                self.state = replace(self.state, send_s=send_s)
                 self._answers.append(notice)
             case Refused():
                 self._asked = False

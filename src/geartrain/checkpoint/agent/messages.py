@@ -179,6 +179,10 @@ class Reserve(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_slots: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     log_limit_bytes: Count = 0
     """The log is at most this long, as kept."""
+    base_step: Count = 0
+    base_lineage: str = ""
+    """Of the snapshot that the trainer was restored from, which stays until there is a new
+    one; where empty that is the newest."""
 
 
 class Reserved(msgspec.Struct, frozen=True, tag=True):
@@ -269,6 +273,8 @@ class SlotFree(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """All steps that are kept."""
     wants_snapshot: bool
     """The log is more than half full, or broken."""
+    code_s: float = 0.0
+    """How long coding and keeping the step took."""
 
 
 PublicRequest = Describe | ListHeld | FetchChunks | FetchLog | Offer | OfferLog

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +70,18 @@ class AgentProcess:
             self.process.stdout.close()
 
 
-def start_agent(settings: AgentSettings, token: str = "") -> AgentProcess:
+def start_agent(
+    settings: AgentSettings,
+    token: str = "",
+    place: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> AgentProcess:
     """Start an agent and wait until it listens.
 
     Args:
         settings: How it listens.
         token: Shared by all agents of a run; goes through a pipe, never by argument.
+        place: Turns its command line into one that runs where it is to listen, such as in
+            an emulated host's network.
 
     Raises:
         ConfigError: If it would listen beyond loopback without a token.
@@ -82,7 +89,7 @@ def start_agent(settings: AgentSettings, token: str = "") -> AgentProcess:
     """
     settings.check_token(token)
     process = subprocess.Popen(
-        [sys.executable, "-m", "geartrain.checkpoint.agent.process"],
+        place([sys.executable, "-m", "geartrain.checkpoint.agent.process"]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the trainer; the agent outlives it
@@ -94,7 +101,7 @@ def start_agent(settings: AgentSettings, token: str = "") -> AgentProcess:
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
         line = _read_line(process.stdout.fileno(), time.monotonic() + START_LIMIT_S)
-        place = msgspec.json.decode(line, type=AgentPlace)
+        found = msgspec.json.decode(line, type=AgentPlace)
     except (OSError, msgspec.DecodeError) as error:
         process.kill()
         process.wait()
@@ -103,7 +110,7 @@ def start_agent(settings: AgentSettings, token: str = "") -> AgentProcess:
             "to this process's error stream"
         )
         raise CommunicationError(msg) from error
-    return AgentProcess(process, place)
+    return AgentProcess(process, found)
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from geartrain.checkpoint.ranges import (
     intersect_ranges,
     merge_ranges,
     subtract_ranges,
+    whole_ranges,
 )
 from geartrain.errors import CheckpointError, CommunicationError
 
@@ -99,6 +100,30 @@ class Recovery:
             return max(found, key=lambda s: (s.step, s.base_step, s.lineage))
         raise CheckpointError(self._explain(wanted, missing))
 
+    def find_whole(self) -> RecoverySource:
+        """Find the latest state of which everything is held, logs included.
+
+        What everything is, the snapshots of a step say themselves.
+
+        Raises:
+            CheckpointError: If there is none; names what is missing of the newest.
+        """
+        keys = sorted({(s.step, s.lineage) for _, s in self._snapshots()}, reverse=True)
+        if not keys:
+            raise CheckpointError(self._explain((), {}))
+        found, problem = [], None
+        for key in keys:
+            facts = {n: t for _, s in self._snapshots(key) for n, t in s.tensors.items()}
+            wanted = whole_ranges({n: t.num_elements for n, t in facts.items()})
+            try:
+                found.append(self._find_at(key, wanted))
+            except CheckpointError as error:
+                problem = problem or error
+        if not found:
+            assert problem is not None
+            raise problem
+        return max(found, key=lambda s: (s.step, s.base_step, s.lineage))
+
     def tensors(self, source: RecoverySource) -> dict[str, TensorFacts]:
         """Dtype and shape of every tensor of which a part is held."""
         key = (source.base_step, source.base_lineage)
@@ -143,13 +168,23 @@ class Recovery:
         Raises:
             CheckpointError: If a step can't be read any more.
         """
+        for records in self.coded_steps(source):
+            yield [decode_step(data) for data in records]
+
+    def coded_steps(self, source: RecoverySource) -> Iterator[list[bytes]]:
+        """The same, coded, which takes less memory; ``decode_step`` reads them.
+
+        Raises:
+            CheckpointError: If a step can't be read any more.
+        """
         lineage = source.base_lineage
         for step in range(source.base_step + 1, source.step + 1):
-            records = [
-                self._read_log(entries) for entries in self._entries(step, lineage).values()
-            ]
-            yield records
-            lineage = records[0].lineage
+            by_member = self._entries(step, lineage)
+            if len(by_member) < source.num_members:
+                msg = f"step {step} of the log is not held any more; restore from disk"
+                raise CheckpointError(msg)
+            yield [self._read_log(entries) for entries in by_member.values()]
+            lineage = next(iter(by_member.values()))[0][1].lineage
 
     def close(self) -> None:
         """End the connections."""
@@ -163,6 +198,14 @@ class Recovery:
             for facts in holding.held.snapshots
             if key is None or (facts.step, facts.lineage) == key
         ]
+
+    def _find_at(self, key: _Key, wanted: Sequence[StateRange]) -> RecoverySource:
+        """The state that a snapshot and the log after it lead to."""
+        parts = [c.range for _, s in self._snapshots(key) for c in s.chunks]
+        left = subtract_ranges(wanted, parts)
+        if left:
+            raise CheckpointError(self._explain(wanted, {key: left}))
+        return self._extend(key, wanted, lambda _step, _lineage: True)
 
     def _entries(
         self, step: int, previous_lineage: str
@@ -269,11 +312,11 @@ class Recovery:
                 _copy(chunk.range, data, part, target, item_bytes)
         return bad
 
-    def _read_log(self, entries: Sequence[tuple[Holding, LogEntry]]) -> LoggedStep:
+    def _read_log(self, entries: Sequence[tuple[Holding, LogEntry]]) -> bytes:
         reasons = []
         for holding, entry in entries:
             try:
-                return decode_step(holding.caller.fetch_log(entry))
+                return holding.caller.fetch_log(entry)
             except (CommunicationError, CheckpointError) as error:
                 reasons.append(str(error))
         step = entries[0][1].step

@@ -94,15 +94,26 @@ def copy_shard(
         target.view(source.dtype).copy_(source)
 
 
-def make_facts(layout: ShardLayout, label: SnapshotLabel) -> SnapshotFacts:
-    """What to seal the buffer with."""
+def make_facts(
+    layout: ShardLayout,
+    label: SnapshotLabel,
+    tensors: Mapping[str, TensorFacts] | None = None,
+) -> SnapshotFacts:
+    """What to seal the buffer with.
+
+    Args:
+        layout: Of the buffer.
+        label: Which state it holds.
+        tensors: All of that state, so that it is known when it is whole; None: those of
+            which the layout has a part.
+    """
     return SnapshotFacts(
         member_id=label.member_id,
         incarnation=label.incarnation,
         step=label.step,
         lineage=label.lineage,
         num_bytes=layout.num_bytes,
-        tensors=layout.tensors,
+        tensors=layout.tensors if tensors is None else dict(tensors),
         chunks=layout.chunks,
         extras=label.extras,
     )

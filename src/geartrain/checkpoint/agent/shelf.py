@@ -100,8 +100,9 @@ class Shelf:
     def adopt(self, request: Reserve, num_bytes: int) -> None:
         """Take an own member in, or take it in again after its trainer came back.
 
-        Of an earlier trainer only the newest snapshot stays, in the old buffer, which
-        that one may still have mapped: the new one writes elsewhere.
+        Of an earlier trainer one snapshot stays, the newest or that which the new one was
+        restored from, in the old buffer, which that one may still have mapped: the new one
+        writes elsewhere.
 
         Raises:
             CheckpointError: If there is no room.
@@ -109,7 +110,9 @@ class Shelf:
         member_id, log_limit_bytes = request.member_id, request.log_limit_bytes
         with self.changed:
             member = self._members[member_id]
-            kept = member.snapshots[-1:]
+            base = (request.base_step, request.base_lineage)
+            bases = [k for k in member.snapshots if (k.facts.step, k.facts.lineage) == base]
+            kept = (bases or member.snapshots)[-1:]
             kept_bytes = sum(k.buffer.num_bytes for k in kept)
             self._budget = self._budget.reserve(
                 member_id, num_bytes + log_limit_bytes + kept_bytes

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from geartrain.checkpoint.agent.coding_pace import CodingPace
 from geartrain.checkpoint.agent.messages import (
     Begin,
     BufferFree,
@@ -54,6 +55,7 @@ class TrainerDesk:
         self._send_lock = threading.Lock()
         self._sealing = _Worker("geartrain-seal")
         self._logging = _Worker("geartrain-log")
+        self._pace = CodingPace()
 
     @property
     def member_id(self) -> str:
@@ -138,11 +140,13 @@ class TrainerDesk:
         self._logging.put(lambda: self._code(request, slot))
 
     def _code(self, request: LogStep, slot: SharedBuffer) -> None:
-        is_logged = False
+        is_logged, began_s = False, time.monotonic()
         try:
             # Behind already: bytes as they are cost memory, but no time.
             is_hurried = self._logging.num_waiting > 0
-            data = encode_slot(request, slot.view, compress=not is_hurried)
+            compress = not is_hurried and self._pace.allows(began_s)
+            data = encode_slot(request, slot.view, compress=compress)
+            self._pace.note(time.monotonic() - began_s if compress else None, began_s)
             entry = LogEntry(
                 member_id=self._member_id,
                 incarnation=self._incarnation,
@@ -163,6 +167,7 @@ class TrainerDesk:
                 is_logged=is_logged,
                 log_bytes=log_bytes,
                 wants_snapshot=wants_snapshot or not is_logged,
+                code_s=time.monotonic() - began_s,
             )
         )
 
