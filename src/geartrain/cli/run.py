@@ -11,6 +11,7 @@ import click
 
 from geartrain.cli.comeback_options import comeback_options, take_respawn
 from geartrain.cli.fleet import find_fleet, read_links
+from geartrain.cli.memory_options import memory_options, take_peer_memory
 from geartrain.cli.saves import find_resume, name_drift, save_options, take_cadence
 from geartrain.cli.tables import make_console, print_table
 from geartrain.cli.verb import (
@@ -96,6 +97,7 @@ PRELOAD = ("torch", "geartrain.session")
 @links_option
 @comeback_options
 @save_options
+@memory_options
 @json_option
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -119,6 +121,7 @@ def run(
     options["resume"] = find_resume(resume_from, options["durable_url"])
     options["cadence"] = take_cadence(options)
     options["respawn"] = take_respawn(options)
+    options["peer_memory"] = take_peer_memory(options)
     fleet = find_fleet(fleet_spec, oversubscribe=oversubscribe)
     # Checked before a directory is made, so that a wrong option leaves none behind.
     settings = LaunchSettings(

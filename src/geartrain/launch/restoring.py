@@ -17,6 +17,7 @@ from geartrain.parallel.save_spec import MemorySource, ResumeSpec
 from geartrain.telemetry import read_document
 
 if TYPE_CHECKING:
+    from geartrain.checkpoint.agent.listing import AgentAccess
     from geartrain.launch.comebacks import Comebacks
     from geartrain.launch.emulated_network import EmulatedNetwork
     from geartrain.launch.node_agents import NodeAgents
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.05
+_SETTLED_S = 0.2
+_SETTLE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,16 @@ def find_in_memory(agents: NodeAgents, network: EmulatedNetwork) -> MemorySource
     if access is None:
         return None
     agents.poll()  # of those that have died since nothing is asked
+    end_s, found = time.monotonic() + _SETTLE_S, None
+    while True:
+        # Agents let the workers go first: what these left behind may still be looked at.
+        before, found = found, _ask(access, network)
+        if (found is not None and found == before) or time.monotonic() > end_s:
+            return found
+        time.sleep(_SETTLED_S)
+
+
+def _ask(access: AgentAccess, network: EmulatedNetwork) -> MemorySource | None:
     try:
         with network.coordinator_side():
             recovery = access.open_recovery()
@@ -56,7 +69,7 @@ def find_in_memory(agents: NodeAgents, network: EmulatedNetwork) -> MemorySource
             finally:
                 recovery.close()
     except GeartrainError as error:
-        logger.warning("%s", error)
+        logger.debug("%s", error)
         return None
 
 

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 1.0
 _RETRY_S = 5.0
 _HANGS_AFTER_S = 10.0
-_LOG_SLOTS = 3
-_LOG_PER_SHARD = 8
+_FEWEST_SLOTS, _MOST_SLOTS, _SLOTS_BYTES = 4, 16, 16 << 20
+"""Steps that the agent may be behind: it lets the trainer have the cores."""
+_LOG_PER_SHARD = 4
 """Room for the log, in shards: it asks for a snapshot when half of that is used."""
+_SMALLEST_LOG_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -108,14 +110,13 @@ class AgentConnection:
                 return link
             self.close()
         assert self._agent is not None, "asked only where there is one"
-        log_bytes = max(_LOG_PER_SHARD * shard_bytes, _LOG_SLOTS * slot_bytes)
         reservation = Reservation(
             member_id=self.member_id,
             incarnation=self._incarnation,
             snapshot_bytes=shard_bytes,
             slot_bytes=slot_bytes,
-            num_slots=_LOG_SLOTS if slot_bytes else 0,
-            log_limit_bytes=log_bytes if slot_bytes else 0,
+            num_slots=_num_slots(slot_bytes),
+            log_limit_bytes=_log_limit_bytes(shard_bytes, slot_bytes),
             base=self.base,
         )
         try:
@@ -160,6 +161,19 @@ class AgentConnection:
         self.num_hosts = listing.num_hosts
         num_copies = min(self.spec.settings.num_copies, max(listing.num_hosts - 1, 0))
         self.link.set_peers([agent.as_peer for agent in listing.agents], num_copies)
+
+
+def _num_slots(slot_bytes: int) -> int:
+    if not slot_bytes:
+        return 0
+    return min(max(_SLOTS_BYTES // slot_bytes, _FEWEST_SLOTS), _MOST_SLOTS)
+
+
+def _log_limit_bytes(shard_bytes: int, slot_bytes: int) -> int:
+    if not slot_bytes:
+        return 0
+    fewest_bytes = _FEWEST_SLOTS * slot_bytes
+    return max(_LOG_PER_SHARD * shard_bytes, fewest_bytes, _SMALLEST_LOG_BYTES)
 
 
 def _stamp(path: str) -> tuple[int, int] | None:

@@ -92,7 +92,7 @@ class PeerMemory:
     def __post_init__(self) -> None:
         limits = IntervalLimits(max_cost_fraction=self.settings.max_cost_fraction)
         self._tuner = IntervalTuner(limits=limits)
-        self._log = LogBudget(self.settings.max_cost_fraction)
+        self._log = LogBudget(self.settings.max_log_cost_fraction)
 
     # -- a step -------------------------------------------------------------------------
 
@@ -291,10 +291,10 @@ class PeerMemory:
             return
         self._has_told = True
         num_copies = min(self.settings.num_copies, max(self.connection.num_hosts - 1, 0))
-        copies = f", with {num_copies} copies on other hosts" if num_copies else ""
+        copies = f" and {num_copies} more on other hosts" if num_copies else ""
         interval = self._tuner.interval
         often = f", and again every {interval.num_steps} steps" if interval else ""
         self.tell(
-            f"the state after step {step} is kept in memory, in {len(self._owners)} "
-            f"parts{copies}{often}"
+            f"the state after step {step} is kept in memory: {len(self._owners)} parts of "
+            f"it on their own nodes{copies}{often}"
         )

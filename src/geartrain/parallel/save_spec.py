@@ -43,15 +43,19 @@ class PeerMemorySettings:
     num_copies: int = 1
     """On other hosts, beside the one of the own host; fewer where there are none."""
     max_cost_fraction: float = 0.02
-    """Of the training time, for snapshots, and as much again for the gradient log."""
+    """Of the training time, for snapshots: they come as often as that allows."""
+    max_log_cost_fraction: float = 0.02
+    """Of a step's time, for logging it; where it takes more nothing is logged."""
     memory_limit_bytes: int | None = None
     """Of each node's agent; None: a quarter of the host's memory, shared by its agents."""
 
     def __post_init__(self) -> None:
-        if self.num_copies < 0 or not 0 < self.max_cost_fraction < 1:
+        fractions = (self.max_cost_fraction, self.max_log_cost_fraction)
+        if self.num_copies < 0 or not all(0 < one < 1 for one in fractions):
             msg = (
                 f"num_copies={self.num_copies}, max_cost_fraction="
-                f"{self.max_cost_fraction}: expected 0 copies or more, and a fraction "
+                f"{self.max_cost_fraction}, max_log_cost_fraction="
+                f"{self.max_log_cost_fraction}: expected 0 copies or more, and fractions "
                 "between 0 and 1"
             )
             raise ConfigError(msg)

@@ -70,7 +70,7 @@ class LinkState:
     log_bytes: int = 0
     wants_snapshot: bool = False
     log_code_s: float = 0.0
-    """How long the agent took over the last step of the log."""
+    """Of a processor, that the agent took over the last step of the log."""
     send_s: float = 0.0
     """How long the slowest peer took to get the last snapshot, by the last status."""
     problem: str = ""

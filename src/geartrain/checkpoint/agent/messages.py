@@ -274,7 +274,7 @@ class SlotFree(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     wants_snapshot: bool
     """The log is more than half full, or broken."""
     code_s: float = 0.0
-    """How long coding and keeping the step took."""
+    """Of a processor, for coding and keeping the step."""
 
 
 PublicRequest = Describe | ListHeld | FetchChunks | FetchLog | Offer | OfferLog

@@ -140,13 +140,14 @@ class TrainerDesk:
         self._logging.put(lambda: self._code(request, slot))
 
     def _code(self, request: LogStep, slot: SharedBuffer) -> None:
-        is_logged, began_s = False, time.monotonic()
+        is_logged, began_s = False, time.thread_time()
         try:
             # Behind already: bytes as they are cost memory, but no time.
             is_hurried = self._logging.num_waiting > 0
-            compress = not is_hurried and self._pace.allows(began_s)
+            now_s = time.monotonic()
+            compress = not is_hurried and self._pace.allows(now_s)
             data = encode_slot(request, slot.view, compress=compress)
-            self._pace.note(time.monotonic() - began_s if compress else None, began_s)
+            self._pace.note(time.thread_time() - began_s if compress else None, now_s)
             entry = LogEntry(
                 member_id=self._member_id,
                 incarnation=self._incarnation,
@@ -167,7 +168,7 @@ class TrainerDesk:
                 is_logged=is_logged,
                 log_bytes=log_bytes,
                 wants_snapshot=wants_snapshot or not is_logged,
-                code_s=time.monotonic() - began_s,
+                code_s=time.thread_time() - began_s,
             )
         )
 
