@@ -124,15 +124,10 @@ class Member:
 
     def hear(self, message: object) -> None:
         """What the control thread does."""
+        if isinstance(message, Commit | NewEpoch | Hold):
+            self._settle(message)
         if isinstance(message, Commit):
-            if self.vote == (message.step, message.lineage):
-                self.fleet.applied(self, message)
-                self.chain.append(message.lineage)
-                self.vote = None
-                self.has_given = False
-                self.progress += 1
-            else:
-                assert self.step >= message.step, "a commit that it has not voted for"
+            assert self.step >= message.step, "a commit that it has not voted for"
         elif isinstance(message, NewEpoch):
             assert message.epoch > self.epoch or message.epoch == self.epoch
             self.epoch, self.order = message.epoch, message
@@ -146,6 +141,15 @@ class Member:
             self.is_over = message.may_return_after_s < 0
         elif isinstance(message, Halt):
             self.order = None
+
+    def _settle(self, message: Commit | NewEpoch | Hold) -> None:
+        """Whatever names the state that its vote leads to says that all have voted."""
+        if self.vote == (message.step, message.lineage):
+            self.fleet.applied(self, message.step, message.lineage)
+            self.chain.append(message.lineage)
+            self.vote = None
+            self.has_given = False
+            self.progress += 1
 
     def work(self) -> None:
         """What the main loop does next."""
@@ -334,10 +338,10 @@ class SimulatedFleet:
                 vote = (who.incarnation, record.epoch, record.step, record.lineage)
                 assert vote in self.votes, f"{who} has not voted for {record}"
 
-    def applied(self, member: Member, message: Commit) -> None:
+    def applied(self, member: Member, step: int, lineage: str) -> None:
         """A member applies a step."""
-        assert self.committed.get(message.step) == message.lineage, "not committed"
-        assert member.step == message.step - 1
+        assert self.committed.get(step) == lineage, "not committed"
+        assert member.step == step - 1
 
     def is_halted(self) -> bool:
         """Whether the run waits for a person."""

@@ -29,6 +29,7 @@ from geartrain.elastic.messages import (
     ScaleAsked,
     Status,
     StatusAsked,
+    Suspect,
     Vote,
 )
 from geartrain.elastic.records import Committed, EpochFormed, Halted, Rewound
@@ -168,6 +169,15 @@ def test_joiner_is_healed_beside_the_training_and_enters_after_a_commit() -> Non
     assert sent(fleet, NewEpoch)[-1].joined == ("d",)
 
 
+def test_members_hear_of_a_commit_and_of_the_epoch_behind_it_in_one_message() -> None:
+    fleet = fleet_of("abc")
+    fleet.start("d", chain=[])
+    fleet.run_until(lambda: len(fleet.state.members) == 4)
+    epoch = sent(fleet, NewEpoch)[-1]
+    assert max(commit.step for commit in sent(fleet, Commit)) == epoch.step - 1
+    assert {fleet.alive[name].step for name in "abc"} == {epoch.step}
+
+
 def test_healed_joiner_is_a_holder_at_once() -> None:
     fleet = fleet_of("ab", lost_state_s=3.0)
     fleet.start("c", chain=[])
@@ -235,6 +245,17 @@ def test_suspicion_that_a_loss_explains_costs_nobody_else_its_place() -> None:
         fleet.torn.clear()
         fleet.run_steps(1)
     assert fleet.state.members == ("c", "d")
+
+
+def test_suspicion_that_a_loss_explains_does_not_put_the_next_epoch_off() -> None:
+    fleet = fleet_of("abc")
+    fleet.kill("a")
+    fleet.run_until(lambda: fleet.state.phase == "gathering")
+    lost_at_s, b = fleet.now_s, fleet.alive["b"]
+    accusation = Suspect(**b.where(), member_ids=(), reason="its connection broke")
+    fleet.handle(Received(connection=b.connection, message=accusation))
+    fleet.run_until(is_running(fleet, "bc"))
+    assert fleet.now_s - lost_at_s < fleet.limits.suspect_gather_s
 
 
 def test_state_without_a_holder_is_never_elected() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import os
@@ -163,6 +164,7 @@ def test_a_flood_of_strangers_keeps_nobody_out_and_is_not_kept(
     assert len(place.server._strangers) <= 64
     with members("b", place.settings(), have_begun=False):
         _wait_until(lambda: "b" in place.server.state.peers)
+    _wait_until(lambda: "b" not in place.server.state.peers)  # else it is let in below
     for stranger in strangers:
         stranger.close()
     _still_commits(trainer)
@@ -266,6 +268,24 @@ def test_beyond_loopback_it_listens_with_a_token_only() -> None:
         bind("localhost", 0, Credentials(run_id="r"))
     with bind("127.0.0.1", 0, Credentials(run_id="r")) as listening:
         assert listening.getsockname()[0] == "127.0.0.1"
+
+
+def test_what_it_says_is_not_held_back_until_what_it_said_before_is_acknowledged() -> None:
+    async def accepted() -> socket.socket:
+        found: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+        class Caller(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                found.set_result(transport.get_extra_info("socket"))
+
+        listening = bind("127.0.0.1", 0, Credentials(run_id="r"))
+        loop = asyncio.get_running_loop()
+        async with await loop.create_server(Caller, sock=listening):
+            with socket.create_connection(listening.getsockname()[:2], LIMIT_S):
+                return (await asyncio.wait_for(found, LIMIT_S)).dup()
+
+    with asyncio.run(accepted()) as connected:
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_the_token_shows_in_no_text() -> None:

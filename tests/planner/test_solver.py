@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -329,3 +333,24 @@ def test_uniform_plan_takes_the_whole_batch_at_once_where_that_is_about_as_fast(
     plan = solve(make_profile(curves), workload)
 
     assert [replica.num_micro_batches for replica in plan.replicas] == [1, 1]
+
+
+def test_a_first_plan_imports_nothing() -> None:
+    """Who joins a training makes its first plan while the others wait for it."""
+    code = (
+        "import sys, geartrain.planner as p\n"
+        "from planner.plan_cases import linear, make_profile\n"
+        "known = set(sys.modules)\n"
+        "curves = [linear(name, 0.01, 0.002) for name in 'ab']\n"
+        "p.solve(make_profile(curves), p.Workload(global_batch_size=8))\n"
+        "print(*(set(sys.modules) - known))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=True,
+    )
+    assert done.stdout.split() == []

@@ -166,6 +166,8 @@ def _enter(turn: Turn, formation: Formation, message: NewEpoch) -> None:
             voted_step=0,
             progress_at_s=turn.now_s,
         )
+        # It says as much, and who heard of the commit first would begin a step in vain.
+        turn.unsend_commit(peer)
         turn.send(peer, message)
 
 

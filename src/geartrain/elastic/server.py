@@ -91,7 +91,9 @@ def bind(host: str, port: int, credentials: Credentials) -> socket.socket:
         msg = f"host={host} can be reached from other machines: give the run a token"
         raise ConfigError(msg)
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET  # noqa: PLR2004
-    server = socket.socket(family)
+    # With its protocol: for others asyncio leaves the delay on by which the kernel keeps a
+    # message back until the one before it is acknowledged, 40 ms later.
+    server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))

@@ -48,6 +48,7 @@ def greet_receiver(connected: socket.socket, own: Credentials) -> None:
         CommunicationError: If it does not.
         OSError: If it is gone.
     """
+    _send_at_once(connected)
     asked = challenge()
     _say(connected, asked)
     hello = _hear(connected)
@@ -129,6 +130,7 @@ def receive_tree(connected: socket.socket, is_wanted: Callable[[], bool]) -> tor
 
 
 def _greet_giver(connected: socket.socket, own: Credentials) -> None:
+    _send_at_once(connected)
     asked = _hear(connected)
     if not isinstance(asked, Challenge):
         msg = f"expected a challenge, got {type(asked).__name__}; is it a geartrain?"
@@ -142,6 +144,11 @@ def _greet_giver(connected: socket.socket, own: Credentials) -> None:
     if not isinstance(verdict, Accepted) or not is_genuine(asked, hello, verdict, own):
         msg = "the giver of the state does not know this run's token; it is somebody else"
         raise CommunicationError(msg)
+
+
+def _send_at_once(connected: socket.socket) -> None:
+    """Keep nothing back until what went before is acknowledged, up to 40 ms later."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _say(connected: socket.socket, greeting: Greeting) -> None:

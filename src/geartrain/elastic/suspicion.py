@@ -33,7 +33,9 @@ def hear_suspicion(turn: Turn, peer: Peer, message: Suspect) -> None:
     who = ", ".join(message.member_ids) or "somebody"
     reason = f"{peer.member_id} could not exchange with {who}: {message.reason}"
     turn.note("suspect", reason, peer.member_id)
-    break_epoch(turn, reason, state.limits.suspect_gather_s)
+    is_explained = any(lost.is_failure for lost in state.lost)
+    gather_s = None if is_explained else state.limits.suspect_gather_s
+    break_epoch(turn, reason, gather_s)
 
 
 def judge(turn: Turn) -> None:

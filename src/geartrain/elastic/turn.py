@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from msgspec.structs import replace
 
 from geartrain.elastic.events import Action, Close, Note, Record, Send
-from geartrain.elastic.messages import CoordinatorMessage
+from geartrain.elastic.messages import Commit, CoordinatorMessage
 from geartrain.elastic.records import JournalRecord, apply
 from geartrain.elastic.state import Peer, State
 
@@ -53,6 +53,21 @@ class Turn:
     def send(self, peer: Peer, message: CoordinatorMessage) -> None:
         """Send to a member."""
         self.actions.append(Send(connection=peer.connection, message=message))
+
+    def unsend_commit(self, peer: Peer) -> None:
+        """Do not tell a member of the last commit: what it is sent instead names it."""
+        facts = self.state.facts
+
+        def is_it(action: Action) -> bool:
+            return (
+                isinstance(action, Send)
+                and isinstance(action.message, Commit)
+                and action.connection == peer.connection
+                and (action.message.step, action.message.lineage)
+                == (facts.step, facts.lineage)
+            )
+
+        self.actions = [action for action in self.actions if not is_it(action)]
 
     def close(self, connection: int) -> None:
         """Close a connection."""
