@@ -25,12 +25,14 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = torch.nn.Linear(8, 32), torch.nn.Linear(32, 1)
+        self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros(4))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.seen += inputs.detach().sum()
-        return self.last(torch.relu(self.first(inputs)))
+        output: torch.Tensor = self.last(torch.relu(self.first(inputs)))
+        return output
 
 
 def loss_fn(output: torch.Tensor, batch: list[torch.Tensor]) -> torch.Tensor:

@@ -69,7 +69,7 @@ def run(
     **options: Any,
 ) -> Ran:
     folder.mkdir(exist_ok=True)
-    asked = {
+    asked: dict[str, Any] = {
         "num_steps": NUM_STEPS,
         "die_after": die_after,
         "kill": options.pop("kill", 0),
@@ -114,7 +114,7 @@ def check_as_undisturbed(ran: Ran, undisturbed: Ran) -> None:
 
 
 def test_run_is_as_on_one_device(tmp_path: Path, undisturbed: Ran) -> None:
-    asked = {"num_steps": NUM_STEPS, "die_after": 0, "kill": 0}
+    asked: dict[str, Any] = {"num_steps": NUM_STEPS, "die_after": 0, "kill": 0}
     asked["result"] = str(tmp_path / "result.json")
     subprocess.run([sys.executable, SCRIPT, json.dumps(asked)], check=True, timeout=120)
 

@@ -51,7 +51,8 @@ def find_in_memory(agents: NodeAgents, network: EmulatedNetwork) -> MemorySource
     if access is None:
         return None
     agents.poll()  # of those that have died since nothing is asked
-    end_s, found = time.monotonic() + _SETTLE_S, None
+    end_s = time.monotonic() + _SETTLE_S
+    found: MemorySource | None = None
     while True:
         # Agents let the workers go first: what these left behind may still be looked at.
         before, found = found, _ask(access, network)

@@ -15,6 +15,7 @@ from geartrain.errors import CheckpointError, CommunicationError
 
 if TYPE_CHECKING:
     from geartrain.checkpoint.agent.listing import AgentListing, ListedAgent
+    from geartrain.checkpoint.agent.messages import PeerAddress
     from geartrain.parallel.save_spec import PeerMemorySpec
 
 _LOOK_EVERY_S = 1.0
@@ -43,8 +44,8 @@ class AgentConnection:
     base: tuple[int, str]
     tell: Callable[[str], None]
     link: AgentLink | None = None
-    num_hosts: int = 0
-    """With an agent."""
+    listing: AgentListing | None = None
+    """All agents of the run, as they were last known."""
     _incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
     _agent: ListedAgent | None = None
     _stamp: tuple[int, int] = (0, 0)
@@ -65,6 +66,18 @@ class AgentConnection:
             with self.guarded():
                 self._read_listing()
         return self._agent is not None and now_s >= self._retry_at_s
+
+    @property
+    def num_copies(self) -> int:
+        """Kept on other hosts, as far as there are any."""
+        num_hosts = self.listing.num_hosts if self.listing is not None else 1
+        return min(self.spec.settings.num_copies, max(num_hosts - 1, 0))
+
+    def other_agents(self) -> tuple[PeerAddress, ...]:
+        """Those of other nodes."""
+        agents = self.listing.agents if self.listing is not None else ()
+        own = self.spec.node_id
+        return tuple(agent.as_peer for agent in agents if agent.node_id != own)
 
     def offer(self, shard_bytes: int, slot_bytes: int) -> bool:
         """Ask for a buffer; says whether there is one in hand.
@@ -158,9 +171,9 @@ class AgentConnection:
 
     def _tell_peers(self, listing: AgentListing) -> None:
         assert self.link is not None
-        self.num_hosts = listing.num_hosts
-        num_copies = min(self.spec.settings.num_copies, max(listing.num_hosts - 1, 0))
-        self.link.set_peers([agent.as_peer for agent in listing.agents], num_copies)
+        self.listing = listing
+        peers = [agent.as_peer for agent in listing.agents]
+        self.link.set_peers(peers, self.num_copies)
 
 
 def _num_slots(slot_bytes: int) -> int:

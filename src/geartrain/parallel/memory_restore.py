@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from geartrain.checkpoint.agent.read_state import find_extra, read_components
+from geartrain.checkpoint.agent.read_state import read_components
+from geartrain.checkpoint.agent.recovery import find_extra
 from geartrain.checkpoint.gradient_log import GradientPart, LoggedStep, decode_step
 from geartrain.checkpoint.ranges import check_tiling
 from geartrain.data.loader import EpochOver

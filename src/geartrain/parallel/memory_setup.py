@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from geartrain.parallel.agent_connection import AgentConnection
+from geartrain.parallel.agent_saves import AgentSaves
 from geartrain.parallel.peer_memory import PeerMemory
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ def make_memory(trainer: Trainer) -> PeerMemory | None:
         base=(0, "") if source is None else (source.base_step, source.base_lineage),
         tell=tell,
     )
-    return PeerMemory(trainer, connection, spec.memory.settings, tell)
+    made = PeerMemory(trainer, connection, spec.memory.settings, tell)
+    if trainer.saves is not None and spec.saves is not None:
+        saves = trainer.saves.agent = AgentSaves(made, spec.saves, trainer.saves.tell)
+        made.on_sealed = saves.sealed
+    return made
 
 
 def settle_memory(trainer: Trainer) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from geartrain.checkpoint.agent.read_state import STRUCTURE_EXTRA
+from geartrain.checkpoint.agent.recovery import STRUCTURE_EXTRA
 from geartrain.checkpoint.agent.shard_layout import ShardLayout, lay_out
 from geartrain.checkpoint.ranges import StateRange, split_ownership, whole_ranges
 from geartrain.checkpoint.state_tensors import NamedTensors, take_apart

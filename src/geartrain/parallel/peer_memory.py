@@ -35,6 +35,7 @@ from geartrain.parallel.saved_state import whole_state
 from geartrain.parallel.snapshot_rule import Wish, agree
 
 if TYPE_CHECKING:
+    from geartrain.checkpoint.agent.link import AgentLink
     from geartrain.parallel.commit import ReducedStep
     from geartrain.parallel.save_spec import PeerMemorySettings
     from geartrain.parallel.step_update import StepOutcome
@@ -71,6 +72,8 @@ class PeerMemory:
     tell: Callable[[str], None]
     wants_soon: bool = False
     """A save waits for a snapshot."""
+    on_sealed: Callable[[AgentLink, SnapshotFacts], None] = lambda _link, _facts: None
+    """Called when a part was handed to the agent."""
     _tuner: IntervalTuner = field(init=False)
     _log: LogBudget = field(init=False)
     _owners: tuple[int, ...] = ()
@@ -143,6 +146,11 @@ class PeerMemory:
             self._take(agreed.owners, residuals)
         return self._taking is not None
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether the agent holds a part of this run's state now."""
+        return self._has_told and self.connection.link is not None
+
     def settle(self) -> None:
         """Finish what is being copied: the state is about to change."""
         taking, self._taking = self._taking, None
@@ -155,6 +163,7 @@ class PeerMemory:
             link.seal(taking.facts)
             stall_s = taking.stall_s + time.perf_counter() - began_s
             self._unpaid = (taking.facts.step, stall_s)
+            self.on_sealed(link, taking.facts)
 
     def close(self) -> None:
         """The training ends."""
@@ -290,7 +299,7 @@ class PeerMemory:
         if self._has_told:
             return
         self._has_told = True
-        num_copies = min(self.settings.num_copies, max(self.connection.num_hosts - 1, 0))
+        num_copies = self.connection.num_copies
         copies = f" and {num_copies} more on other hosts" if num_copies else ""
         interval = self._tuner.interval
         often = f", and again every {interval.num_steps} steps" if interval else ""

@@ -37,6 +37,7 @@ from geartrain.units import format_seconds
 if TYPE_CHECKING:
     from geartrain.checkpoint.chunks import ObjectStore
     from geartrain.checkpoint.retention import RetentionPolicy
+    from geartrain.parallel.agent_saves import AgentSaves
     from geartrain.parallel.save_spec import SaveSpec
 
 logger = logging.getLogger(__name__)
@@ -108,21 +109,29 @@ class TieredSaves:
         step: How many steps have been made.
     """
 
+    agent: AgentSaves | None = None
+    """Writes whole states to the local disk, where an agent keeps them in memory."""
+
     def __init__(self, spec: SaveSpec, tell: Tell, step: int = 0) -> None:
         self._spec = spec
-        self._tell = tell
+        self.tell = tell
         self._begun = Moment(step=step, clock_s=time.monotonic())
         self._made: list[Save] = []
         self._writer: BackgroundWriter[FrozenState] | None = None
         self._told: dict[str, TierStatus] = {}
+        self._left: Save | None = None  # to the agent, last
+        self._agent_failed = False  # so that the next save is made here
 
     def resume_at(self, step: int) -> None:
         """Count from here: the state was loaded."""
         self._begun = Moment(step=step, clock_s=time.monotonic())
 
     def is_due(self, step: int) -> bool:
-        """Whether the state after so many steps is to be saved; asked of the lead."""
-        return bool(self._due(step))
+        """Whether the state after so many steps is to be saved; asked of the lead.
+
+        What an agent will write need not be: it is asked to.
+        """
+        return bool([save for save in self._due(step) if not self._leave(save)])
 
     def save(self, components: Components, step: int, lineage: str = "") -> None:
         """Copy the state and have it written; on the lead, where a save is due.
@@ -152,14 +161,18 @@ class TieredSaves:
                 )
                 copied_s = time.perf_counter() - began_s
                 self._open().offer(frozen, step=step, tiers=tiers)
+                self._agent_failed = False
             except CheckpointError as error:
                 logger.warning("step %d was not saved: %s", step, error)
-                self._tell(UNSAVED, f"step {step} was not saved: {error}")
+                self.tell(UNSAVED, f"step {step} was not saved: {error}")
                 continue
             logger.debug("step %d was copied in %s", step, format_seconds(copied_s))
 
     def report(self) -> None:
         """Tell what has become of earlier saves."""
+        if self.agent is not None and self.agent.poll() == "failed":
+            self._agent_failed = True  # and the save is due again
+            self._made = [made for made in self._made if made is not self._left]
         for status in self._writer.status() if self._writer is not None else ():
             before = self._told.get(status.tier) or TierStatus(
                 tier=status.tier, place=status.place
@@ -167,14 +180,16 @@ class TieredSaves:
             if status.num_saved > before.num_saved:
                 took = format_seconds(status.save_s or 0.0)
                 text = f"step {status.saved_step} is in {status.place} ({took})"
-                self._tell(SAVED, text)
+                self.tell(SAVED, text)
             if status.is_failing and not before.is_failing:
                 text = f"{status.place}: {status.last_error}; training goes on"
-                self._tell(UNSAVED, text)
+                self.tell(UNSAVED, text)
             self._told[status.tier] = status
 
     def close(self) -> None:
         """Wait for saves that are being written, but not for ever."""
+        if self.agent is not None:
+            self.agent.wait(_LAST_SAVES_S)
         if self._writer is None:
             return
         end_s = time.monotonic() + _LAST_SAVES_S
@@ -194,6 +209,24 @@ class TieredSaves:
         assert self._writer is not None
         busy = [s for s in self._writer.status() if s.writing_step is not None]
         return bool(busy) and all(status.is_failing for status in busy)
+
+    def _leave(self, save: Save) -> bool:
+        """Leave a save to the agent, if it is of those and the agent is able to.
+
+        Where saves are counted in steps the state is to be that after these very steps,
+        and an agent's snapshot comes a little later.
+        """
+        wanted = self._spec.cadence.local.full
+        is_timed = wanted is not None and wanted.every_steps is None
+        if self.agent is None or self._agent_failed or not self.agent.is_able:
+            return False
+        if save.tier != LOCAL or save.kind != "full" or not is_timed:
+            return False
+        if not self.agent.is_busy:  # else it is due until the one before is written
+            self._made = [m for m in self._made if not _is_same_kind(m, [save])] + [save]
+            self._left = save
+            self.agent.begin()
+        return True
 
     def _due(self, step: int) -> tuple[Save, ...]:
         now = Moment(step=step, clock_s=time.monotonic())

@@ -271,10 +271,11 @@ class Trainer:
             self.regrouper.close()
         elif gather_waits:
             waits_s = self.place.groups.collect_last_waits(wait_s)
-        if self.memory is not None:
-            self.memory.close()
+        settle_memory(self)
         if self.saves is not None:
             self.saves.close()
+        if self.memory is not None:
+            self.memory.close()
         self.recorder.flush(waits_s)
         self.recorder.close()
 

@@ -28,6 +28,8 @@ from geartrain.checkpoint.agent.messages import (
     SnapshotFacts,
     SnapshotKept,
     Status,
+    VersionWritten,
+    WriteVersion,
 )
 from geartrain.checkpoint.agent.shared_buffer import SharedBuffer
 from geartrain.checkpoint.agent.wire import (
@@ -73,6 +75,8 @@ class LinkState:
     """Of a processor, that the agent took over the last step of the log."""
     send_s: float = 0.0
     """How long the slowest peer took to get the last snapshot, by the last status."""
+    written: VersionWritten | None = None
+    """How writing the last version went."""
     problem: str = ""
     """The last thing that did not go as asked."""
 
@@ -179,6 +183,14 @@ class AgentLink:
         """Say which nodes there are and how many copies to keep."""
         self._send(SetPeers(peers=tuple(peers), num_copies=num_copies))
 
+    def write_version(self, order: WriteVersion) -> None:
+        """Have a sealed state written to disk; ``state.written`` tells how it went.
+
+        Raises:
+            CommunicationError: If the agent is gone.
+        """
+        self._send(order)
+
     def request_status(self) -> None:
         """Ask how the copies are doing; ``state.send_s`` follows once that was said.
 
@@ -257,7 +269,9 @@ class AgentLink:
             raise CommunicationError(msg)
         self._buffers, self._slots = buffers[:2], buffers[2:]
 
-    def _send(self, message: Begin | Seal | LogStep | SetPeers | ReadStatus) -> None:
+    def _send(
+        self, message: Begin | Seal | LogStep | SetPeers | ReadStatus | WriteVersion
+    ) -> None:
         with speaking_with(self._whom):
             send_message(self._sock, message, _SEND_S)
 
@@ -303,6 +317,8 @@ class AgentLink:
                 send_s = max((copy.send_s for copy in notice.copies), default=0.0)
                 self.state = replace(self.state, send_s=send_s)
                 self._answers.append(notice)
+            case VersionWritten():
+                self.state = replace(self.state, written=notice)
             case Refused():
                 self._asked = False
                 self.state = replace(self.state, problem=notice.reason)

@@ -19,6 +19,7 @@ FRAME_LIMIT_BYTES = 64 << 20
 Json = Any  # what JSON can hold
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class ShardChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -225,6 +226,29 @@ class ReadStatus(msgspec.Struct, frozen=True, tag=True):
     """Asks how the copies are doing."""
 
 
+class WriteVersion(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Asks to write what agents hold to the local disk; a ``VersionWritten`` answers."""
+
+    step: Count
+    lineage: str
+    directory: Path
+    """Of versions; see ``LocalTier``."""
+    created_at_s: float
+    keep_last: Annotated[int, msgspec.Meta(ge=1)]
+    """Versions that stay."""
+    config: dict[str, Json] = {}
+    others: tuple[PeerAddress, ...] = ()
+    """Agents that may hold parts of it."""
+
+
+class VersionWritten(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Notice: a version was written, or why it was not."""
+
+    step: int
+    save_s: float
+    problem: str = ""
+
+
 class CopyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The copies at one peer."""
 
@@ -278,7 +302,9 @@ class SlotFree(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 PublicRequest = Describe | ListHeld | FetchChunks | FetchLog | Offer | OfferLog
-LocalRequest = PublicRequest | Reserve | Begin | Seal | LogStep | SetPeers | ReadStatus
+LocalRequest = (
+    PublicRequest | Reserve | Begin | Seal | LogStep | SetPeers | ReadStatus | WriteVersion
+)
 Answer = (
     NodeDescription
     | Held
@@ -291,4 +317,5 @@ Answer = (
     | BufferFree
     | SnapshotKept
     | SlotFree
+    | VersionWritten
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from geartrain.checkpoint.agent.messages import Json
-from geartrain.checkpoint.agent.recovery import Recovery, RecoverySource
+from geartrain.checkpoint.agent.recovery import (
+    STRUCTURE_EXTRA,
+    Recovery,
+    RecoverySource,
+    find_extra,
+)
 from geartrain.checkpoint.ranges import StateRange
 from geartrain.checkpoint.state_tensors import read_component
 from geartrain.checkpoint.tree import Tree
-from geartrain.errors import CheckpointError
-
-STRUCTURE_EXTRA = "structure"
-"""In the extras of the member that leads: what components hold beside their tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,6 @@ class _MemoryReader:
 
     def read(self, targets: Iterable[tuple[StateRange, memoryview]]) -> None:
         self.recovery.read(self.source, dict(targets))
-
-
-def find_extra(recovery: Recovery, source: RecoverySource, name: str) -> Json:
-    """What a member has put beside its part of the base.
-
-    Raises:
-        CheckpointError: If none has.
-    """
-    for extras in recovery.extras(source).values():
-        if name in extras:
-            return extras[name]
-    msg = f"step {source.base_step} in memory lacks its {name}; restore from disk (tier 2)"
-    raise CheckpointError(msg)
 
 
 def read_components(recovery: Recovery, source: RecoverySource) -> dict[str, Tree]:

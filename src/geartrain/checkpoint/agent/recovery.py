@@ -22,6 +22,9 @@ from geartrain.errors import CheckpointError, CommunicationError
 
 logger = logging.getLogger(__name__)
 
+STRUCTURE_EXTRA = "structure"
+"""In the extras of the member that leads: what components hold beside their tensors."""
+
 _CHUNKS_A_REQUEST = 16
 
 _Key = tuple[int, str]  # step and lineage
@@ -113,16 +116,23 @@ class Recovery:
             raise CheckpointError(self._explain((), {}))
         found, problem = [], None
         for key in keys:
-            facts = {n: t for _, s in self._snapshots(key) for n, t in s.tensors.items()}
-            wanted = whole_ranges({n: t.num_elements for n, t in facts.items()})
             try:
-                found.append(self._find_at(key, wanted))
+                found.append(self._find_at(key, self._wanted(key)))
             except CheckpointError as error:
                 problem = problem or error
         if not found:
             assert problem is not None
             raise problem
         return max(found, key=lambda s: (s.step, s.base_step, s.lineage))
+
+    def find_step(self, step: int, lineage: str) -> RecoverySource:
+        """Find the state after a step, as it was copied, without a log.
+
+        Raises:
+            CheckpointError: If it is not held whole, naming what is missing.
+        """
+        key = (step, lineage)
+        return self._find_at(key, self._wanted(key), lambda *_next: False)
 
     def tensors(self, source: RecoverySource) -> dict[str, TensorFacts]:
         """Dtype and shape of every tensor of which a part is held."""
@@ -199,13 +209,23 @@ class Recovery:
             if key is None or (facts.step, facts.lineage) == key
         ]
 
-    def _find_at(self, key: _Key, wanted: Sequence[StateRange]) -> RecoverySource:
+    def _wanted(self, key: _Key) -> tuple[StateRange, ...]:
+        """All of the state that a step's snapshots are parts of."""
+        facts = {n: t for _, s in self._snapshots(key) for n, t in s.tensors.items()}
+        return whole_ranges({n: t.num_elements for n, t in facts.items()})
+
+    def _find_at(
+        self,
+        key: _Key,
+        wanted: Sequence[StateRange],
+        is_committed: Callable[[int, str], bool] = lambda _step, _lineage: True,
+    ) -> RecoverySource:
         """The state that a snapshot and the log after it lead to."""
         parts = [c.range for _, s in self._snapshots(key) for c in s.chunks]
         left = subtract_ranges(wanted, parts)
-        if left:
-            raise CheckpointError(self._explain(wanted, {key: left}))
-        return self._extend(key, wanted, lambda _step, _lineage: True)
+        if left or not wanted:
+            raise CheckpointError(self._explain(wanted, {key: left} if left else {}))
+        return self._extend(key, wanted, is_committed)
 
     def _entries(
         self, step: int, previous_lineage: str
@@ -338,6 +358,19 @@ class Recovery:
             f"no state is left in memory: {what} (asked {asked}{reasons}); restore from "
             "disk (tier 2)"
         )
+
+
+def find_extra(recovery: Recovery, source: RecoverySource, name: str) -> Json:
+    """What a member has put beside its part of the base.
+
+    Raises:
+        CheckpointError: If none has.
+    """
+    for extras in recovery.extras(source).values():
+        if name in extras:
+            return extras[name]
+    msg = f"step {source.base_step} in memory lacks its {name}; restore from disk (tier 2)"
+    raise CheckpointError(msg)
 
 
 def _copy(

@@ -20,12 +20,14 @@ from geartrain.checkpoint.agent.messages import (
     Seal,
     SetPeers,
     Status,
+    WriteVersion,
 )
 from geartrain.checkpoint.agent.public import STALL_LIMIT_S, PublicDesk
 from geartrain.checkpoint.agent.replication import Replication
 from geartrain.checkpoint.agent.settings import AgentSettings
 from geartrain.checkpoint.agent.shelf import Shelf
 from geartrain.checkpoint.agent.trainer_desk import TrainerDesk
+from geartrain.checkpoint.agent.version_writer import VersionWriter
 from geartrain.checkpoint.agent.wire import is_same_user, receive_message
 from geartrain.errors import CommunicationError
 from geartrain.topology.agent_protocol import AgentAddress, greet
@@ -62,6 +64,7 @@ class AgentServer:
         # Abstract: it belongs to the network namespace, and no file is left behind.
         name = f"geartrain-agent-{secrets.token_hex(16)}"
         self.local_address = f"@{name}"
+        self._versions = VersionWriter(self.local_address, token)
         self._local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._local.bind(f"\0{name}")
         self._local.listen(_BACKLOG)
@@ -156,6 +159,8 @@ class AgentServer:
                 desk.answer(request)
             case SetPeers():
                 self._replication.set_peers(request.peers, request.num_copies)
+            case WriteVersion():
+                self._versions.start(request, desk.send)
             case ReadStatus():
                 desk.send(self._status(desk.member_id))
             case _:
