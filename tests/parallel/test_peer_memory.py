@@ -16,11 +16,13 @@ import pytest
 import torch
 
 from example_fleets import emulated_fleet
+from geartrain.checkpoint.cadence import Cadence, SaveInterval, TierCadence
 from geartrain.devices.emulation.network import parse_links
 from geartrain.launch import LaunchResult, LaunchSettings, launch
 from geartrain.launch.node_agents import LISTING_NAME
 from geartrain.launch.respawn import RespawnSettings
 from geartrain.launch.settings import SilentObserver
+from geartrain.parallel.resume import find_resumable
 from geartrain.parallel.save_spec import PeerMemorySettings
 from geartrain.telemetry import RunEvent, RunLogReader
 from training_jobs import relative_error
@@ -85,8 +87,7 @@ def run(
         deterministic=True,
         peer_memory=memory,
         respawn=RespawnSettings(first_wait_s=0.1, max_wait_s=0.1),
-        cadence=None,
-        **options,
+        **({"cadence": None} | options),
     )
     ended = launch(settings, observer)
     result = folder / "result.json"
@@ -140,6 +141,7 @@ def test_all_workers_are_lost_and_the_log_leads_to_the_last_step(
     assert any("what the nodes hold in memory" in notice for notice in ran.notices)
 
 
+@pytest.mark.slow
 def test_snapshots_alone_serve_where_logging_costs_too_much(
     tmp_path: Path, undisturbed: Ran
 ) -> None:
@@ -200,6 +202,24 @@ def test_killed_agent_is_started_again_and_holds_the_state_again(
     assert killed
     assert any("it is started again, training goes on" in text for text in ran.notices)
     assert not agents_of()
+
+
+def test_saves_that_are_due_are_written_by_the_agent(
+    tmp_path: Path, undisturbed: Ran
+) -> None:
+    often = Cadence(local=TierCadence(full=SaveInterval(every_s=0.3)))
+
+    ran = run(tmp_path, PeerMemorySettings(), die_after=0, cadence=often)
+
+    check_as_undisturbed(ran, undisturbed)
+    by_agent = [e.message for e in ran.events if e.message.endswith("by the agent)")]
+    assert by_agent, [event.message for event in ran.events]
+    found = find_resumable(str(tmp_path))
+    assert 0 < found.spec.step <= NUM_STEPS
+    anew = run(
+        tmp_path / "anew", None, die_after=0, resume=find_resumable(str(tmp_path)).spec
+    )
+    check_as_undisturbed(anew, undisturbed)
 
 
 def agents_of() -> list[int]:
