@@ -47,6 +47,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(Path|Tensor|Module|Optimizer|Callable|Mapping|Sequence|Iterator)"),
     ("py:.*", r"(geartrain\.topology\.fabric\.facts\.)?FabricFacts"),  # many small parts
     ("py:.*", r"geartrain\.data\.(loader\.LoaderConfig|sampler\.ShareView)"),  # internal
+    ("py:class", r"geartrain\.checkpoint\.agent\.(recovery|messages)\..*"),  # internal
     ("py:class", r"(finish|shrink|stop|continue)"),  # values of a Literal with a docstring
     # Sphinx cuts a signature that holds "<factory>" at every comma.
     ("py:.*", r"(dict|tuple|list)\[\w+"),
