@@ -162,6 +162,8 @@ class PeerMemory:
             taking.copy.finish()
             link.seal(taking.facts)
             stall_s = taking.stall_s + time.perf_counter() - began_s
+            if self.trainer.place.device.torch_device.type == "cpu":
+                stall_s += taking.copy.busy_s  # the step was computed on the same cores
             self._unpaid = (taking.facts.step, stall_s)
             self.on_sealed(link, taking.facts)
 

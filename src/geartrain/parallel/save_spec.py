@@ -42,9 +42,9 @@ class PeerMemorySettings:
 
     num_copies: int = 1
     """On other hosts, beside the one of the own host; fewer where there are none."""
-    max_cost_fraction: float = 0.02
+    max_cost_fraction: float = 0.01
     """Of the training time, for snapshots: they come as often as that allows."""
-    max_log_cost_fraction: float = 0.02
+    max_log_cost_fraction: float = 0.01
     """Of a step's time, for logging it; where it takes more nothing is logged."""
     memory_limit_bytes: int | None = None
     """Of each node's agent; None: a quarter of the host's memory, shared by its agents."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from geartrain.data.sampler import ShareView
-from geartrain.errors import CommunicationError, TrainingStopped
+from geartrain.errors import CommunicationError
 from geartrain.parallel.commit import ReducedStep, StepName
 from geartrain.parallel.joining import Donor, Joiner, exchange_states
 from geartrain.parallel.link_watch import LinkWatcher, make_watcher
@@ -31,7 +31,6 @@ from geartrain.parallel.regroup_training import (
     check_members,
     do_again,
     retried,
-    save_surely,
 )
 from geartrain.parallel.residual_state import ResidualState
 from geartrain.parallel.run_recorder import RunRecorder, StepFacts
@@ -57,9 +56,9 @@ from geartrain.parallel.trainer_setup import (
     no_members,
     prepare_model,
 )
+from geartrain.parallel.training_end import end, stop
 from geartrain.parallel.training_saves import (
     figures_of,
-    finish,
     make_saves,
     save,
     save_again,
@@ -262,22 +261,7 @@ class Trainer:
 
     def close(self, *, gather_waits: bool) -> None:
         """Write the last step's records."""
-        wait_s = self.engine.last_wait_s
-        waits_s = [wait_s] * self.place.world_size
-        if self.regrouper is not None:
-            if gather_waits:
-                self.place.groups.tell_last_wait(wait_s)
-                self.regrouper.say_goodbye(self.step_index, lambda: finish(self))
-            self.regrouper.close()
-        elif gather_waits:
-            waits_s = self.place.groups.collect_last_waits(wait_s)
-        settle_memory(self)
-        if self.saves is not None:
-            self.saves.close()
-        if self.memory is not None:
-            self.memory.close()
-        self.recorder.flush(waits_s)
-        self.recorder.close()
+        end(self, gather_waits=gather_waits)
 
     # -- a step ---------------------------------------------------------------------
 
@@ -297,7 +281,7 @@ class Trainer:
         save_again(self)
         save_in_tiers(self, outcome)
         if outcome.trailer.stop_requested:
-            self._stop()
+            stop(self)
         self.serve()
         if self.active_loader is not None:
             self.director.observe(self.step_index, seen)
@@ -322,7 +306,7 @@ class Trainer:
         self._count_step(outcome)
         save_in_tiers(self, outcome)
         if outcome.trailer.stop_requested:
-            self._stop()
+            stop(self)
 
     def grow(self, growth: Growth) -> None:
         """There are more devices than before."""
@@ -370,17 +354,6 @@ class Trainer:
         elif scheduler is not None:
             scheduler.step()
         self.tracked.after_step()
-
-    def _stop(self) -> None:
-        where = ""
-        if self.spec is not None:  # all ranks stop after the same step
-            path = Path(self.spec.run_dir) / "checkpoint"
-            self.average_models()
-            save_surely(self, path)
-            where = f"; saved to {path}" if self.place.groups.is_lead else ""
-        self.recorder.add_event(self.step_index, "stopped", f"stopped when asked to{where}")
-        msg = f"stopped after {self.step_index} steps because it was asked to{where}"
-        raise TrainingStopped(msg)
 
     def _assign(self, loader: ShareLoader) -> ShareView:
         if self.director.plan is not None:

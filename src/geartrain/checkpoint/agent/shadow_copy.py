@@ -8,6 +8,7 @@ left by then, which is nothing where computing takes longer than copying.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -48,6 +49,9 @@ class ShadowCopy:
         whole = np.frombuffer(buffer, np.uint8)
         self._left: deque[tuple[Array, Array]] = deque()
         self._problem: BaseException | None = None
+        self.busy_s = 0.0
+        """How long the thread took; where the trainer computes on the same cores, they are
+        missing there."""
         for part, offset in layout.places:
             tensor = tensors[part.name].detach()
             size = tensor.element_size()
@@ -62,7 +66,7 @@ class ShadowCopy:
                 else:
                     self._left.append((target, source.numpy()))
         self._thread = threading.Thread(
-            target=self._copy, name="geartrain-shadow-copy", daemon=True
+            target=self._copy_beside, name="geartrain-shadow-copy", daemon=True
         )
         self._thread.start()
 
@@ -78,6 +82,11 @@ class ShadowCopy:
             cause = self._problem or f"a piece took longer than {_LIMIT_S:g} s"
             msg = f"the state was not copied ({cause}); don't seal it, and try again later"
             raise CheckpointError(msg)
+
+    def _copy_beside(self) -> None:
+        began_s = time.perf_counter()
+        self._copy()
+        self.busy_s = time.perf_counter() - began_s
 
     def _copy(self) -> None:
         """Copy pieces until none is left; in two threads at once at the end."""
