@@ -35,13 +35,15 @@ from geartrain.parallel.saved_state import whole_state
 from geartrain.parallel.snapshot_rule import Wish, agree
 
 if TYPE_CHECKING:
-    from geartrain.checkpoint.agent.link import AgentLink
+    from geartrain.checkpoint.agent.link import AgentLink, LinkState
     from geartrain.parallel.commit import ReducedStep
     from geartrain.parallel.save_spec import PeerMemorySettings
     from geartrain.parallel.step_update import StepOutcome
     from geartrain.parallel.trainer import Trainer
 
 _KEPT_STEPS = 32
+_COPY_LIMIT_S = 10.0
+"""A peer that takes longer to get its copy is not waited for before the next snapshot."""
 _SLACK = 1.25
 """What compression owes is not known ahead; and buffers are few."""
 
@@ -53,6 +55,15 @@ class _Taking:
     copy: ShadowCopy
     facts: SnapshotFacts
     stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A snapshot that the agent has, but maybe its peers not yet."""
+
+    step: int
+    stall_s: float
+    at_s: float
 
 
 @dataclass(slots=True)
@@ -83,8 +94,8 @@ class PeerMemory:
     """Of the last snapshot, and of the log since then; None before there is one."""
     _is_logging: bool = False
     _taking: _Taking | None = None
-    _unpaid: tuple[int, float] | None = None
-    """Step and stall of a snapshot whose cost is not known yet."""
+    _sealed: _Sealed | None = None
+    """Until its copies are at its peers: a next one would leave them half of this one."""
     _num_since: int = 0
     _num_seen: int = 0
     _ended_at_s: float = 0.0
@@ -106,7 +117,7 @@ class PeerMemory:
         self._take_notices()
         wants_soon = self.wants_soon or self._log_is_filling
         later = Wish.SOON if wants_soon else Wish.LATER
-        if not self._is_due or self._taking is not None:
+        if not self._is_due or self._taking is not None or self._sealed is not None:
             return later
         if not self._has_buffer():
             return later if self.connection.has_agent() else Wish.NONE
@@ -164,7 +175,7 @@ class PeerMemory:
             stall_s = taking.stall_s + time.perf_counter() - began_s
             if self.trainer.place.device.torch_device.type == "cpu":
                 stall_s += taking.copy.busy_s  # the step was computed on the same cores
-            self._unpaid = (taking.facts.step, stall_s)
+            self._sealed = _Sealed(taking.facts.step, stall_s, time.perf_counter())
             self.on_sealed(link, taking.facts)
 
     def close(self) -> None:
@@ -281,21 +292,28 @@ class PeerMemory:
 
     def _take_notices(self) -> None:
         """What the agent has said: a snapshot is kept, and what it has cost."""
-        link = self.connection.link
-        if link is None:
+        link, sealed = self.connection.link, self._sealed
+        if link is None or sealed is None:
+            self._sealed = None
             return
         with self.connection.guarded():
-            before = link.state.kept_step
             state = link.poll()
-            if self._unpaid is None or state.kept_step < self._unpaid[0]:
+            if not self._is_settled(sealed, state):
+                if state.kept_step >= sealed.step:
+                    link.request_status()
                 return
-            step, stall_s = self._unpaid
-            self._unpaid = None
-            cost = SnapshotCost(copy_s=stall_s, send_s=state.seal_s + state.send_s)
+            self._sealed = None
+            if state.kept_step < sealed.step:
+                return
+            cost = SnapshotCost(copy_s=sealed.stall_s, send_s=state.seal_s + state.send_s)
             self._tuner = self._tuner.with_cost(cost)
-            if before != state.kept_step:
-                link.request_status()
-            self._tell_once(step)
+            self._tell_once(sealed.step)
+
+    def _is_settled(self, sealed: _Sealed, state: LinkState) -> bool:
+        if state.problem or time.perf_counter() - sealed.at_s > _COPY_LIMIT_S:
+            return True
+        wanted = state.copied_step if self.connection.num_copies else state.kept_step
+        return min(wanted, state.kept_step) >= sealed.step
 
     def _tell_once(self, step: int) -> None:
         if self._has_told:

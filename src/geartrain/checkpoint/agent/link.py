@@ -75,6 +75,8 @@ class LinkState:
     """Of a processor, that the agent took over the last step of the log."""
     send_s: float = 0.0
     """How long the slowest peer took to get the last snapshot, by the last status."""
+    copied_step: int = -1
+    """Newest snapshot that every working peer has, by the last status; -1 without one."""
     written: VersionWritten | None = None
     """How writing the last version went."""
     problem: str = ""
@@ -192,7 +194,7 @@ class AgentLink:
         self._send(order)
 
     def request_status(self) -> None:
-        """Ask how the copies are doing; ``state.send_s`` follows once that was said.
+        """Ask how the copies are doing; ``state.copied_step`` follows once that was said.
 
         Raises:
             CommunicationError: If the agent is gone.
@@ -314,8 +316,12 @@ class AgentLink:
                     log_code_s=notice.code_s,
                 )
             case Status():
-                send_s = max((copy.send_s for copy in notice.copies), default=0.0)
-                self.state = replace(self.state, send_s=send_s)
+                working = [copy for copy in notice.copies if not copy.problem]
+                self.state = replace(
+                    self.state,
+                    send_s=max((copy.send_s for copy in working), default=0.0),
+                    copied_step=min((copy.snapshot_step for copy in working), default=-1),
+                )
                 self._answers.append(notice)
             case VersionWritten():
                 self.state = replace(self.state, written=notice)
