@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from geartrain.elastic.events import TICK_S
 from geartrain.elastic.losing import break_epoch, lose, release
 from geartrain.elastic.messages import Beat
 from geartrain.elastic.state import Peer, State
@@ -11,6 +12,8 @@ _HELD_UP_S = 0.25
 """The coordinator ticks every 0.05 s. Where it was not awake for this long it can't blame
 others for what it has not heard."""
 
+_PAST_S = 1e-3
+"""Silence has to be longer than its limit."""
 _MOST_LIMITS = 4
 _NEWCOMER_S = 1.0
 """A member's first steps may keep its control thread from the processor for a while."""
@@ -75,6 +78,15 @@ def find_lost(turn: Turn) -> None:
         _find_late_builders(turn)
     _let_go(turn)
     _end_slow_heals(turn)
+
+
+def next_wake_at_s(state: State) -> float:
+    """When the machine wants a tick at the latest: also when a silence is too long."""
+    silent = (p.heard_at_s + _silence_limit_s(state, p) for p in state.peers.values())
+    wakes_at_s = min((state.seen_at_s + TICK_S, *(at_s + _PAST_S for at_s in silent)))
+    if state.phase == "gathering":
+        wakes_at_s = min(wakes_at_s, state.gather_until_s)
+    return max(wakes_at_s, state.seen_at_s)
 
 
 def _silence_limit_s(state: State, peer: Peer) -> float:

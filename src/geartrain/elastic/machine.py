@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from geartrain.elastic.detection import find_lost, forgive_held_up, hear_beat
+from geartrain.elastic.detection import (
+    find_lost,
+    forgive_held_up,
+    hear_beat,
+    next_wake_at_s,
+)
 from geartrain.elastic.events import Action, Closed, Event, Received, Tick
 from geartrain.elastic.forming import advance
 from geartrain.elastic.joining import (
@@ -44,7 +49,7 @@ from geartrain.elastic.operating import (
     scale_asked,
     status_asked,
 )
-from geartrain.elastic.state import Peer, State, begin, next_wake_at_s, resume
+from geartrain.elastic.state import Peer, State, begin, resume
 from geartrain.elastic.suspicion import hear_suspicion
 from geartrain.elastic.turn import Turn
 from geartrain.elastic.voting import hear_ready, hear_vote

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from geartrain.elastic.awake_clock import AwakeClock
 from geartrain.elastic.caller import Caller
+from geartrain.elastic.detection import next_wake_at_s
 from geartrain.elastic.events import (
     TICK_S,
     Action,
@@ -34,7 +35,7 @@ from geartrain.elastic.events import (
 from geartrain.elastic.greeting import Credentials
 from geartrain.elastic.messages import MemberMessage, OperatorMessage
 from geartrain.elastic.records import JournalRecord
-from geartrain.elastic.state import State, next_wake_at_s
+from geartrain.elastic.state import State
 from geartrain.errors import ConfigError, GeartrainError
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 
-from geartrain.elastic.events import TICK_S
 from geartrain.elastic.holdings import Ranges
 from geartrain.elastic.limits import Limits, Pace
 from geartrain.elastic.messages import WHOLE_STATE, Vote
@@ -201,11 +200,3 @@ def resume(records: Iterable[JournalRecord], limits: Limits, now_s: float) -> St
         awaited=frozenset(facts.members),
         build_s=limits.build_s,
     )
-
-
-def next_wake_at_s(state: State) -> float:
-    """When the machine wants a tick at the latest."""
-    usual_s = state.seen_at_s + TICK_S
-    if state.phase != "gathering":
-        return usual_s
-    return min(usual_s, max(state.gather_until_s, state.seen_at_s))
