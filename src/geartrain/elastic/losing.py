@@ -83,7 +83,9 @@ def remove(
         lost=(*state.lost, lost) if was_member else state.lost,
     )
     if was_member:
-        break_epoch(turn, f"{peer.member_id} is lost: {reason}")
+        # Who falls silent does so at a time of its own: there is nobody to wait for.
+        gather_s = 0.0 if silent_s else None
+        break_epoch(turn, f"{peer.member_id} is lost: {reason}", gather_s)
     elif peer.member_id in state.givers and state.phase == "building":
         break_epoch(turn, f"{peer.member_id} is gone before it had handed its state over")
 

@@ -34,7 +34,7 @@ def hear_suspicion(turn: Turn, peer: Peer, message: Suspect) -> None:
     reason = f"{peer.member_id} could not exchange with {who}: {message.reason}"
     turn.note("suspect", reason, peer.member_id)
     is_explained = any(lost.is_failure for lost in state.lost)
-    gather_s = None if is_explained else state.limits.suspect_gather_s
+    gather_s = 0.0 if is_explained else state.limits.suspect_gather_s
     break_epoch(turn, reason, gather_s)
 
 
