@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -71,6 +72,8 @@ class Training:
         def watched(path: Path) -> Any:
             if self.session.step_index:
                 self.hit_at("saving")
+                if self.session.rank in self.options.get("disk_full_on", ()):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return publish(path)
 
         module.replace_directory = watched

@@ -38,6 +38,18 @@ def test_frozen_newcomer_is_lost_before_its_own_steps_are_known() -> None:
     assert fleet.state.members == ("a", "b", "c")
 
 
+def test_member_that_freezes_after_the_coordinator_returned_is_lost_soon() -> None:
+    """The coordinator that comes back has not measured anybody's steps yet."""
+    fleet = fleet_of("abc")
+    fleet.run_steps(5)
+    fleet.restart_coordinator()
+    fleet.run_until(is_running(fleet, "abc"))
+    fleet.alive["b"].is_frozen = True
+    took_s = fleet.run_steps(2)
+    assert 1.0 <= took_s < 2.0
+    assert fleet.state.members == ("a", "c")
+
+
 def test_hung_main_loop_is_lost_though_it_beats() -> None:
     fleet = fleet_of("abc")
     fleet.run_steps(5)

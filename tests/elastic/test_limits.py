@@ -57,6 +57,16 @@ def test_starved_host_gets_longer_silences() -> None:
     assert starved.limit_s(Limits()) == pytest.approx(0.3)
 
 
+def test_irregular_steps_do_not_make_a_silence_long() -> None:
+    """A fleet that loses somebody every second has a slow step every second."""
+    disturbed = pace_of([0.05, 0.05, 0.05, 0.9] * 10)
+    slow = pace_of([4.0] * 10)
+
+    assert disturbed.limit_s(Limits()) == pytest.approx(7.2)
+    assert disturbed.silence_limit_s(Limits()) == pytest.approx(1.0)
+    assert slow.silence_limit_s(Limits()) == pytest.approx(4.0)
+
+
 @given(st.integers(2, 40))
 def test_backoff_doubles_up_to_its_longest(count: int) -> None:
     limits = Limits(backoff_s=0.5, longest_backoff_s=10.0)

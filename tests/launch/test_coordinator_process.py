@@ -130,6 +130,16 @@ def test_wait_grows_with_each_death_of_late_and_ends_some_time() -> None:
     assert len(waits_s) == MAX_DEATHS
 
 
+def test_one_that_had_served_for_a_while_comes_back_at_once() -> None:
+    deaths = Deaths().noted(100.0).noted(100.1).noted(100.3)
+
+    again = deaths.noted(110.0, lived_s=9.5)
+
+    assert deaths.wait_s == 0.2
+    assert again.wait_s == 0.0
+    assert again.noted(110.2, lived_s=0.1).wait_s == 0.1
+
+
 def test_deaths_of_long_ago_are_forgotten() -> None:
     deaths = Deaths()
     for minute in range(3 * MAX_DEATHS):

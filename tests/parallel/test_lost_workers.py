@@ -289,6 +289,16 @@ def test_save_that_rank_0_was_lost_over_is_made_by_the_next(
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".saved")] == []
 
 
+def test_training_goes_on_where_such_a_save_cant_be_made_either(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"saves_after": 6, "save_to": str(tmp_path / "saved")}
+    ran = run(tmp_path / "a", kill(0, "saving"), disk_full_on=[1, 2], **options)
+
+    check_as_on_one_device(ran)
+    unsaved = [event.message for event in ran.events if event.kind == "unsaved"]
+    assert len(unsaved) == 1
+    assert "No space left on device" in unsaved[0]
+
+
 @pytest.mark.slow
 def test_lost_worker_ends_the_run_where_asked_to(tmp_path: Path) -> None:
     ran = run(tmp_path, kill(1, 5), on_loss="stop")

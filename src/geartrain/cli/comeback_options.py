@@ -41,6 +41,16 @@ def comeback_options(function: F) -> F:
             f"{usual.quiet_s / 60:g} minutes of quiet between them, it is left out.",
         ),
         click.option(
+            "--max-respawn-wait",
+            "max_respawn_wait_s",
+            type=float,
+            default=usual.max_wait_s,
+            show_default=True,
+            metavar="S",
+            help="A device waits a second before it starts again, twice as long after each "
+            "further failure, and at most this.",
+        ),
+        click.option(
             "--warm-spares/--no-warm-spares",
             default=True,
             show_default=True,
@@ -61,6 +71,7 @@ def take_respawn(options: dict[str, Any]) -> RespawnSettings | None:  # Any: cli
     respawn = options.pop("respawn")
     max_failures = options.pop("max_failures")
     max_device_failures = options.pop("max_device_failures")
+    max_wait_s = options.pop("max_respawn_wait_s")
     if not respawn and max_failures is not None:
         msg = (
             f"--max-failures {max_failures} limits how often lost workers are started "
@@ -68,6 +79,9 @@ def take_respawn(options: dict[str, Any]) -> RespawnSettings | None:  # Any: cli
         )
         raise ConfigError(msg)
     settings = RespawnSettings(
-        max_failures=max_failures, max_device_failures=max_device_failures
+        first_wait_s=min(RespawnSettings().first_wait_s, max_wait_s),
+        max_wait_s=max_wait_s,
+        max_failures=max_failures,
+        max_device_failures=max_device_failures,
     )
     return settings if respawn else None

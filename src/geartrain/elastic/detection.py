@@ -90,11 +90,16 @@ def next_wake_at_s(state: State) -> float:
 
 
 def _silence_limit_s(state: State, peer: Peer) -> float:
-    """A member that has just come beats like the others, before it has made steps."""
+    """A member that has just come beats like the others, before it has made steps.
+
+    One that came back to a coordinator that returned did so before, too.
+    """
     limits = state.limits
     own_s = peer.pace.silence_limit_s(limits)
     if peer.pace.slow_step_s or peer.member_id not in state.members:
         return own_s
+    if peer.has_trained:
+        return min(own_s, max(_NEWCOMER_S, peer.pace.starved_s(limits)))
     measured = [
         other.pace.silence_limit_s(limits)
         for other in (state.peers[name] for name in state.members)

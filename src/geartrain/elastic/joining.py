@@ -203,6 +203,7 @@ def _enter(turn: Turn, peer: Peer, join: Join) -> None:
     _learn_ranges(turn, holds)
     if peer.who in state.awaited:
         awaited = state.awaited - {peer.who}
+        peer = turn.set_peer(peer, has_trained=True)
         turn.set(awaited=awaited, members=(*state.members, peer.member_id))
         if not awaited:
             turn.set(gather_until_s=turn.now_s)

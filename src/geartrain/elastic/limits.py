@@ -41,6 +41,9 @@ class Limits:
     longest_s: float = 60.0
     step_factor: float = 8.0
     """Limit = this x the 95th percentile of the member's own step time."""
+    least_silence_s: float = 1.0
+    """A silence of so long, and of a whole step, is too long, however irregular steps
+    are: beats come from a thread of their own."""
     gap_factor: float = 3.0
     """A silence must also be so many times the gaps between its beats of late: where the
     whole host is starved, its beats are late before they stop."""
@@ -172,8 +175,12 @@ class Pace:
         """How long the member may send no beats."""
         if not self.slow_step_s:
             return limits.unmeasured_s
-        starved_s = min(limits.gap_factor * self.usual_gap_s, limits.longest_s)
-        return max(self.limit_s(limits), starved_s)
+        long_s = max(limits.least_silence_s, self.slow_step_s)
+        return max(min(self.limit_s(limits), long_s), self.starved_s(limits))
+
+    def starved_s(self, limits: Limits) -> float:
+        """A silence that the gaps between beats of late may explain."""
+        return min(limits.gap_factor * self.usual_gap_s, limits.longest_s)
 
 
 def percentile(values: tuple[float, ...], fraction: float) -> float:

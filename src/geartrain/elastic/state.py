@@ -58,6 +58,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """That its main loop has taken up."""
     taken_up_at_s: float = 0.0
     pace: Pace = msgspec.field(default_factory=Pace)
+    has_trained: bool = False
+    """It came back to a coordinator that had: its first steps are behind it."""
     must_move: bool = False
     """Its process was given up before: its main loop has to show first that it goes on."""
     admitted_at_s: float = 0.0

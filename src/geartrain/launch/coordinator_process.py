@@ -32,6 +32,8 @@ _MAX_WAIT_S = 2.0
 MAX_DEATHS = 20
 """So many within ``DEATHS_WITHIN_S`` end the run: it can't be kept."""
 DEATHS_WITHIN_S = 60.0
+_SOUND_S = 2.0
+"""Whoever served for so long did not die of how it starts: waiting would mend nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +56,21 @@ class Deaths:
     """
 
     at_s: tuple[float, ...] = ()
+    num_in_a_row: int = 0
+    """Deaths soon after the start, one after the other, and what came before them."""
 
-    def noted(self, now_s: float) -> Deaths:
-        """One more; those of long ago count no longer."""
+    def noted(self, now_s: float, lived_s: float = 0.0) -> Deaths:
+        """One more, of who had served for so long; those of long ago count no longer."""
         recent = tuple(at_s for at_s in self.at_s if now_s - at_s < DEATHS_WITHIN_S)
-        return Deaths(at_s=(*recent, now_s))
+        before = 0 if lived_s >= _SOUND_S else min(self.num_in_a_row, len(recent))
+        return Deaths(at_s=(*recent, now_s), num_in_a_row=before + 1)
 
     @property
     def wait_s(self) -> float:
-        """How long the next start waits: not at all after the first death of late."""
-        if len(self.at_s) < 2:  # noqa: PLR2004 - the first one
+        """How long the next start waits: not at all after the first death in a row."""
+        if self.num_in_a_row < 2:  # noqa: PLR2004 - the first one
             return 0.0
-        doubled_s: float = _FIRST_WAIT_S * 2.0 ** (len(self.at_s) - 2)
+        doubled_s: float = _FIRST_WAIT_S * 2.0 ** (self.num_in_a_row - 2)
         return min(doubled_s, _MAX_WAIT_S)
 
     @property
@@ -93,6 +98,7 @@ class CoordinatorProcess:
         self._limits = limits_of(settings)
         self._deaths = Deaths()
         self._due_at_s: float | None = None
+        self._started_at_s = 0.0
         try:
             for name in (JOURNAL_NAME, ADDRESS_NAME):
                 (self._run_dir / name).unlink(missing_ok=True)  # of another run
@@ -140,7 +146,7 @@ class CoordinatorProcess:
             if peek_exit_code(self._process) is None:
                 return None
             end_groups([self._process], grace_s=0.0)
-            self._deaths = self._deaths.noted(now_s)
+            self._deaths = self._deaths.noted(now_s, now_s - self._started_at_s)
             if self._deaths.are_too_many:
                 return None
             self._due_at_s = now_s + self._deaths.wait_s
@@ -166,6 +172,7 @@ class CoordinatorProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         run_dir = self._run_dir
+        self._started_at_s = time.monotonic()
         return start_module(
             "geartrain.elastic.process",
             [

@@ -50,10 +50,19 @@ def save(trainer: Trainer, path: Path, positions: Sequence[dict[str, int | bool]
 
 
 def save_again(trainer: Trainer) -> None:
-    """Make a save that a lead was lost over; all ranks call it after the same step."""
+    """Make a save that a lead was lost over; all ranks call it after the same step.
+
+    The script's call has returned long ago, or said on another rank what was wrong. So
+    where it can't be made now either, that is told and training goes on.
+    """
     path = _owed(trainer)
-    if path is not None:
+    if path is None:
+        return
+    try:
         save(trainer, path, trainer.positions())
+    except CheckpointError as error:
+        trainer.recorder.add_event(trainer.step_index, "unsaved", str(error))
+        logger.warning("training goes on, but %s", error)
 
 
 def finish(trainer: Trainer) -> None:

@@ -8,18 +8,30 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.chaos.doctored import Doctored, commit, done, lost_event, step_record, work
+from bench.chaos.doctored import (
+    BEGAN_AT_S,
+    STEP_S,
+    Doctored,
+    commit,
+    done,
+    hello,
+    lost_event,
+    step_record,
+    work,
+)
 from geartrain.bench.chaos.checks import CHECKS, check_all
 from geartrain.bench.chaos.evidence import Ending, Evidence, FlippedBit, Reference
 from geartrain.bench.chaos.witness_log import (
     Commit,
+    Hello,
     Record,
     Restore,
     Statement,
     WitnessWriter,
     Work,
+    write_statement,
 )
-from geartrain.telemetry import RunLogWriter
+from geartrain.telemetry import RunEvent, RunLogWriter
 
 FLIP = FlippedBit(file="model.safetensors", bit=3, was_found=True, was_sound=True)
 
@@ -367,3 +379,69 @@ def test_torn_last_line_of_a_killed_witness_is_passed_over(tmp_path: Path) -> No
     path.write_bytes(path.read_bytes() + b'{"type":"comm')
 
     assert run.read().statements == before.statements
+
+
+def restored_run(folder: Path, first_step: int) -> Evidence:
+    """Six steps by all, who are then killed; new processes go on after step 4."""
+    run = Doctored(folder=folder, num_steps=6, deeds=(done("kill_all", "a", 0.65),))
+    run.write(lambda _, records: records[:-1])  # no goodbye
+    late_s = 10.0
+    for index, name in enumerate(run.members):
+        records: list[Record] = [
+            msgspec.structs.replace(hello(name, index + 10), at_s=BEGAN_AT_S + late_s - 1)
+        ]
+        for step in range(first_step - 1, 10):
+            records += [work(step, index, 3), commit(step + 1, "plan3")]
+        moved = [
+            r if isinstance(r, Hello) else msgspec.structs.replace(r, at_s=r.at_s + late_s)
+            for r in records
+        ]
+        write_statement(folder / "witness", f"{name}-new", moved)
+    log = RunLogWriter(folder / "run")
+    log.add_event(
+        RunEvent(
+            step=4, at_s=BEGAN_AT_S + late_s, kind="resumed", message="goes on after 4"
+        )
+    )
+    log.close()
+    return dataclasses.replace(run.read(), ended_at_s=BEGAN_AT_S + late_s + 2)
+
+
+def test_steps_may_be_made_again_where_the_run_was_restored(tmp_path: Path) -> None:
+    evidence = restored_run(tmp_path, first_step=5)
+
+    found = {check.name: check for check in check_all(evidence)}
+    for name in ("one_state_hash", "samples_once", "steps_forward", "no_false_deaths"):
+        assert found[name].status == "passed", found[name]
+    assert found["steps_forward"].figures == {"restores": 1, "steps_made_again": 2}
+    assert found["samples_once"].figures["samples"] == 10 * 8
+
+
+def test_restore_that_skips_a_step_is_found(tmp_path: Path) -> None:
+    evidence = restored_run(tmp_path, first_step=8)
+
+    assert "steps_forward" in failures(evidence)
+
+
+def test_process_that_begins_before_what_was_reached_is_found(tmp_path: Path) -> None:
+    run = Doctored(folder=tmp_path)
+    run.write()
+    late = msgspec.structs.replace(hello("c", 9), at_s=BEGAN_AT_S + 5 * STEP_S + 0.01)
+    write_statement(tmp_path / "witness", "c-9", [late, commit(3, "plan3")])
+
+    found = failures(run.read())
+
+    assert found["steps_forward"] == "c-9 began with step 3 where 5 was reached"
+
+
+@pytest.mark.parametrize(("lasted_s", "is_false"), [(0.1, True), (1.2, False)])
+def test_device_that_stood_still_for_long_may_be_given_up(
+    tmp_path: Path, lasted_s: float, is_false: bool
+) -> None:
+    stop = done("stop", "c", 0.45, lasted_s)
+    stop = dataclasses.replace(
+        stop, fault=dataclasses.replace(stop.fault, duration_s=lasted_s)
+    )
+    evidence = Doctored(folder=tmp_path, lost_at_step=5, deeds=(stop,)).write()
+
+    assert ("no_false_deaths" in failures(evidence)) == is_false

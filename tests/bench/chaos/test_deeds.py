@@ -17,10 +17,11 @@ from geartrain.bench.chaos.capabilities import (
     Asked,
     find_missing,
 )
-from geartrain.bench.chaos.deeds import NotPossibleError, Scene, is_running, perform
+from geartrain.bench.chaos.deeds import Scene, is_running, perform
 from geartrain.bench.chaos.kinds import KINDS
 from geartrain.bench.chaos.run_process import marked
 from geartrain.bench.chaos.schedule import Fault
+from geartrain.bench.chaos.victims import NotPossibleError
 from geartrain.telemetry import read_document, write_document
 
 UP = "import sys; print('up', flush=True); sys.stdin.read()"

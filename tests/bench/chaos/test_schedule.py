@@ -145,7 +145,9 @@ def test_kinds_that_need_what_is_missing_are_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="give --links"):
         choose_kinds(["link"], missing)
     possible = {kind.name for kind in choose_kinds([], missing)}
-    assert possible == set(KINDS) - {"coordinator_kill", "link_slow", "link_cut"}
+    usual = {kind.name for kind in KINDS.values() if kind.by_default}
+    assert possible == usual - {"coordinator_kill", "link_slow", "link_cut"}
+    assert [kind.name for kind in choose_kinds(["kill_all"], missing)] == ["kill_all"]
 
 
 def test_group_stands_for_those_of_its_kinds_that_are_possible() -> None:

@@ -43,6 +43,9 @@ def find_missing(asked: Asked) -> dict[Capability, str]:
         "rejoining": None
         if can_rejoin()
         else "a lost device does not come back in this version",
+        "restoring": None
+        if _launch_uses("geartrain.launch.restoring")
+        else "a run ends with its last worker in this version",
     }
     return {name: reason for name, reason in missing.items() if reason is not None}
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from geartrain.bench.chaos.evidence import Evidence
+from geartrain.bench.chaos.evidence import Deed, Evidence, Life
+from geartrain.bench.chaos.kinds import KINDS
 from geartrain.bench.chaos.pauses import find_pauses, worst_pause
 from geartrain.bench.chaos.samples import find_sample_faults
 from geartrain.bench.chaos.witness_log import Commit, Restore
+from geartrain.elastic.limits import Limits
 from geartrain.units import format_seconds
 
 Figure = float | int | str
 _MOST_DETAILS = 8
+_SHORTEST_SILENCE_S = Limits().shortest_s
 _ONCE = ("profiled", "planned", "lost", "epoch")
 """Events that come once, for a device and step; others may come again."""
 
@@ -53,8 +57,8 @@ def check_ending(evidence: Evidence) -> CheckResult:
 def check_one_state(evidence: Evidence) -> CheckResult:
     """After every committed step all members held the same weights and optimizer."""
     faults, num_compared = [], 0
-    by_step = evidence.commits_by_step()
-    for step, commits in by_step.items():
+    by_step = [i for life in evidence.lives() for i in life.commits_by_step().items()]
+    for step, commits in by_step:
         states: dict[str, list[str]] = {}
         for statement, commit in commits:
             if commit.digest is not None:
@@ -89,8 +93,9 @@ def check_samples(evidence: Evidence) -> CheckResult:
 
 
 def check_steps_forward(evidence: Evidence) -> CheckResult:
-    """Each member's steps rise by one, unless it loaded a state or was given one."""
-    faults = []
+    """Steps rise by one, unless a state was loaded, given, or the run was restored."""
+    lives = evidence.lives()
+    faults = [fault for life in lives for fault in _steps_back(life)]
     for statement in evidence.statements:
         expected: int | None = None
         for record in statement.records:
@@ -108,7 +113,34 @@ def check_steps_forward(evidence: Evidence) -> CheckResult:
         gaps = sorted(set(range(steps[0], steps[-1] + 1)) - set(steps))
         faults.append(f"steps {gaps[:_MOST_DETAILS]} were committed by nobody")
     text = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
-    return _result("steps_forward", faults, f"{text}, none skipped, none twice", {})
+    text += ", none skipped, none twice"
+    num_again = sum(len(life.commits_by_step()) for life in lives) - len(steps)
+    if len(lives) > 1:
+        text += f", {num_again} again after {len(lives) - 1} restores"
+    figures: dict[str, Figure] = {
+        "restores": len(lives) - 1,
+        "steps_made_again": num_again,
+    }
+    return _result("steps_forward", faults, text, figures)
+
+
+def _steps_back(life: Life) -> list[str]:
+    """Processes that begin before what the fleet had when they came."""
+    firsts = sorted(
+        (min(commit.at_s for _, commit in commits), step)
+        for step, commits in life.commits_by_step().items()
+    )
+    times = [at_s for at_s, _ in firsts]
+    faults = []
+    for statement in life.statements:
+        known = firsts[: bisect_left(times, statement.hello.at_s)]
+        reached = max((step for _, step in known), default=0)
+        first = min((commit.step for commit in statement.commits), default=reached)
+        if first < reached:
+            faults.append(
+                f"{statement.name} began with step {first} where {reached} was reached"
+            )
+    return faults
 
 
 def check_records(evidence: Evidence) -> CheckResult:
@@ -144,8 +176,14 @@ def check_records(evidence: Evidence) -> CheckResult:
 
 
 def check_losses(evidence: Evidence) -> CheckResult:
-    """Only devices that a fault took away were given up: slow is not dead."""
-    hit = {deed.fault.device_id for deed in evidence.deeds if deed.loses_device}
+    """Only devices that a fault took away were given up: slow is not dead.
+
+    One that stood still, or was cut off, for longer than the shortest limit of a silence
+    may be given up: it comes back.
+    """
+    hit = {deed.fault.device_id for deed in evidence.deeds if _takes_away(deed)}
+    if any(d.was_done and d.fault.kind == "kill_all" for d in evidence.deeds):
+        hit |= set(evidence.device_ids)
     reasons = {e.device_id: e.message for e in evidence.events if e.kind == "lost"}
     if evidence.ending.outcome in {"finished", "stopped"}:  # else nobody ended in order
         reasons = _without_goodbye(evidence) | reasons
@@ -154,6 +192,12 @@ def check_losses(evidence: Evidence) -> CheckResult:
     text = f"{len(reasons)} devices were lost, {len(hit)} were taken away"
     figures: dict[str, Figure] = {"lost": len(reasons), "false_deaths": len(faults)}
     return _result("no_false_deaths", faults, text, figures)
+
+
+def _takes_away(deed: Deed) -> bool:
+    may_be_lost = KINDS[deed.fault.kind].may_lose_device and deed.was_done
+    is_long = deed.fault.duration_s >= _SHORTEST_SILENCE_S
+    return deed.loses_device or (may_be_lost and is_long)
 
 
 def _without_goodbye(evidence: Evidence) -> dict[str, str]:

@@ -17,9 +17,9 @@ from geartrain.bench.chaos.flipped_bits import flip_in_copy
 from geartrain.bench.chaos.lab_links import find_link
 from geartrain.bench.chaos.leftovers import marked_processes
 from geartrain.bench.chaos.schedule import Fault
+from geartrain.bench.chaos.victims import NotPossibleError
 from geartrain.devices.emulation.control import CONTROL_NAME
 from geartrain.devices.emulation.network import LinkRate, NetworkSpec
-from geartrain.errors import GeartrainError
 from geartrain.telemetry import read_document, write_document
 
 Undo = Callable[[], None]
@@ -29,10 +29,6 @@ _SHAPED_TO = 8.0
 _LEAST_FRACTION = 0.02
 _FILLER_NAME = ".chaos-filler"
 _FILL_BYTES = 2**20
-
-
-class NotPossibleError(GeartrainError):
-    """The fault finds nothing to act on just now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,6 +94,17 @@ def perform(scene: Scene, fault: Fault) -> Undo | None:
 
 def _kill(scene: Scene, fault: Fault) -> None:
     _signal(scene.worker_of(fault.device_id), signal.SIGKILL)
+
+
+def _kill_all(scene: Scene, fault: Fault) -> None:
+    del fault  # it is nobody's device
+    process_ids = [p for p in scene.worker_ids.values() if is_running(p)]
+    for process_id in process_ids:
+        with contextlib.suppress(NotPossibleError):  # it ended by itself just now
+            _signal(process_id, signal.SIGKILL)
+    if not process_ids:
+        msg = "no worker runs just now"
+        raise NotPossibleError(msg)
 
 
 def _stop(scene: Scene, fault: Fault) -> Undo:
@@ -206,6 +213,7 @@ _DEEDS: Mapping[str, Callable[[Scene, Fault], Undo | None]] = {
     "kill_in_save": _kill,
     "kill_in_heal": _kill,
     "coordinator_kill": _kill_coordinator,
+    "kill_all": _kill_all,
 }
 
 

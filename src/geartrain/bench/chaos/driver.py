@@ -6,15 +6,16 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from geartrain.bench.chaos.deeds import NotPossibleError, Scene, Undo, is_running, perform
+from geartrain.bench.chaos.deeds import Scene, Undo, is_running, perform
 from geartrain.bench.chaos.evidence import Deed
-from geartrain.bench.chaos.kinds import KINDS
+from geartrain.bench.chaos.kinds import KINDS, FaultKind
 from geartrain.bench.chaos.run_process import RunProcess
 from geartrain.bench.chaos.schedule import Fault
-from geartrain.bench.chaos.witness_log import WitnessFolder
+from geartrain.bench.chaos.victims import DeviceView, NotPossibleError, choose_victim
+from geartrain.bench.chaos.witness_log import Hello, WitnessFolder
 from geartrain.errors import DeviceError, GeartrainError
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,6 @@ CALM_STEPS = 8
 _TICK_S = 0.005
 _LOOK_S = 0.05
 """Between two looks at what the witnesses wrote."""
-_MOMENT_S = 10.0
-"""So long a fault waits for its moment, and is then left out."""
 _SETTLE_STEPS = 2
 _SETTLE_S = 30.0
 """After the last fault: the run shows that it goes on, before it is asked to stop."""
@@ -70,7 +69,9 @@ class Driver:
     _undos: list[tuple[float, int, Undo]] = field(default_factory=list)
     _taken: set[str] = field(default_factory=set)
     _looked_at_s: float = 0.0
-    _num_hellos: int = 0
+    _newest: dict[str, tuple[Hello, int]] = field(default_factory=dict)
+    _waiting: list[tuple[Fault, float]] = field(default_factory=list)
+    """Faults whose time has come, and until when each may still be made."""
 
     def drive(self) -> None:
         """Wait for the training, make the faults, and undo what has not ended.
@@ -83,11 +84,11 @@ class Driver:
         try:
             for fault in self.settings.faults:
                 self._wait_until(fault.at_s)
-                if self.run.has_ended:
-                    self._skip(fault, "the run had ended")
-                else:
-                    self._make(fault)
+                patience_s = KINDS[fault.kind].patience_s
+                self._waiting.append((fault, time.time() + patience_s))
+                self._try_waiting(time.time())
             self._wait_until(self.settings.duration_s)
+            self._try_waiting(now_s=float("inf"))
         finally:
             self._undo_due(now_s=float("inf"))
         if not self.run.has_ended:
@@ -130,12 +131,10 @@ class Driver:
             return
         self._looked_at_s = now_s
         self.witnesses.poll()
-        statements = self.witnesses.statements()
-        self._num_hellos = len(statements)
-        for statement in statements:
-            device_id, process_id = statement.device_id, statement.hello.pid
-            if self.scene.worker_ids.get(device_id) != process_id:
-                self.scene.worker_ids[device_id] = process_id
+        self._newest = self.witnesses.newest()
+        for device_id, (hello, _) in self._newest.items():
+            if self.scene.worker_ids.get(device_id) != hello.pid:
+                self.scene.worker_ids[device_id] = hello.pid
                 self._taken.discard(device_id)
 
     def _wait_until(self, at_s: float) -> None:
@@ -147,65 +146,97 @@ class Driver:
         time.sleep(_TICK_S)
         self._undo_due(time.time())
         self._look()
+        self._try_waiting(time.time())
 
     # -- faults -------------------------------------------------------------------
 
+    def _try_waiting(self, now_s: float) -> None:
+        """Make what is possible now, in the order of the schedule."""
+        still = []
+        for fault, until_s in self._waiting:
+            if self.run.has_ended:
+                self._skip(fault, "the run had ended")
+                continue
+            try:
+                self._make(fault)
+            except GeartrainError as error:
+                if now_s < until_s:
+                    still.append((fault, until_s))
+                else:
+                    self._skip(fault, str(error))
+        self._waiting = still
+
     def _make(self, fault: Fault) -> None:
         kind = KINDS[fault.kind]
-        reason = self._reason_against(fault)
-        if not reason and not self._await_moment(fault):
-            reason = f"the moment ({kind.moment}) did not come"
-        if reason:
-            self._skip(fault, reason)
-            return
+        self._check_moment(kind)
+        device_id = choose_victim(
+            kind,
+            fault.device_id,
+            self._views(),
+            min_left=self.settings.min_left,
+            protected=self.settings.protected,
+        )
+        asked, fault = fault, replace(fault, device_id=device_id)
         began_at_s = time.time()
-        try:
-            undo = perform(self.scene, fault)
-        except (NotPossibleError, GeartrainError) as error:
-            self._skip(fault, str(error))
-            return
+        undo = perform(self.scene, fault)
         ended_at_s = None
         if undo is not None:
             ended_at_s = began_at_s + fault.duration_s
             self._undos.append((ended_at_s, len(self.deeds), undo))
         if kind.loses_device:
-            self._taken.add(fault.device_id)
+            self._taken.add(device_id)
+        is_other = device_id != asked.device_id
         self.deeds.append(
-            Deed(fault=fault, outcome="done", began_at_s=began_at_s, ended_at_s=ended_at_s)
+            Deed(
+                fault=fault,
+                outcome="done",
+                began_at_s=began_at_s,
+                ended_at_s=ended_at_s,
+                note=f"{asked.device_id} was away" if is_other else "",
+            )
         )
         lasting = f" for {fault.duration_s:.2f} s" if undo is not None else ""
-        self.say(f"{fault.at_s:7.2f} s  {fault.kind} {fault.device_id}{lasting}")
+        at_s = began_at_s - self.began_at_s
+        self.say(f"{at_s:7.2f} s  {fault.kind} {device_id}{lasting}")
 
-    def _reason_against(self, fault: Fault) -> str:
-        if not KINDS[fault.kind].loses_device:
-            return ""
-        if fault.device_id in self.settings.protected:
-            return f"the run can't go on without {fault.device_id} in this version"
-        left = [d for d in self._living() if d != fault.device_id]
-        if len(left) < self.settings.min_left:
-            return f"it would leave {len(left)} devices"
-        return ""
+    def _views(self) -> list[DeviceView]:
+        """Everybody as they are now, by what was last read."""
+        last_step = self.witnesses.last_step()
+        lasting: dict[str, set[str]] = {}
+        for _, index, _ in self._undos:
+            fault = self.deeds[index].fault
+            lasting.setdefault(fault.device_id, set()).add(fault.kind)
+        views = []
+        for device_id in self.settings.device_ids:
+            kinds = frozenset(lasting.get(device_id, ()))
+            hello, step = self._newest.get(device_id, (None, 0))
+            views.append(
+                DeviceView(
+                    device_id=device_id,
+                    is_running=hello is not None and is_running(hello.pid),
+                    holds=0 < last_step <= step + 1,
+                    is_silenced=device_id in self._taken
+                    or any(KINDS[kind].silences for kind in kinds),
+                    lasting=kinds,
+                )
+            )
+        return views
 
-    def _living(self) -> list[str]:
-        return [
-            device_id
-            for device_id, process_id in self.scene.worker_ids.items()
-            if device_id not in self._taken and is_running(process_id)
-        ]
+    def _check_moment(self, kind: FaultKind) -> None:
+        """See whether the engine is in the middle of what the kind disturbs.
 
-    def _await_moment(self, fault: Fault) -> bool:
-        moment = KINDS[fault.kind].moment
-        if moment in {"now", "rebuild"}:  # a rebuild is met by coming soon after a kill
-            return True
-        hellos = self._num_hellos
-        deadline_s = time.monotonic() + _MOMENT_S
-        while time.monotonic() < deadline_s and not self.run.has_ended:
-            if moment == "save" and self._is_saving():
-                return True
-            if moment == "heal" and self._num_hellos > hellos:
-                return True
-            self._tick()
-        return False
+        Raises:
+            NotPossibleError: If it is not. A rebuild is met by coming soon after a kill.
+        """
+        is_there = True
+        if kind.moment == "save":
+            is_there = self._is_saving()
+        elif kind.moment == "heal":
+            joining = [hello for hello, step in self._newest.values() if not step]
+            is_there = any(is_running(hello.pid) for hello in joining)
+        if not is_there:
+            msg = f"the moment ({kind.moment}) did not come"
+            raise NotPossibleError(msg)
 
     def _is_saving(self) -> bool:
         saved = self.scene.saved_path

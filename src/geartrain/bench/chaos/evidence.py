@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +75,31 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """A part of a run in which its steps only rise."""
+
+    began_at_s: float
+    """Unix time; 0 of the first one."""
+    step: int
+    """After which it goes on."""
+    statements: list[Statement] = field(default_factory=list)
+
+    def first_step(self) -> int:
+        """That it makes: steps that were logged are in the state that it goes on from."""
+        return min(
+            (c.step for s in self.statements for c in s.commits), default=self.step + 1
+        )
+
+    def commits_by_step(self) -> dict[int, list[tuple[Statement, Commit]]]:
+        """Who has each step, in order of steps."""
+        found: dict[int, list[tuple[Statement, Commit]]] = {}
+        for statement in self.statements:
+            for commit in statement.commits:
+                found.setdefault(commit.step, []).append((statement, commit))
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All of it."""
 
@@ -99,12 +124,26 @@ class Evidence:
     """Takes the place of every kind's own limit."""
     can_rejoin: bool = False
 
-    def commits_by_step(self) -> dict[int, list[tuple[Statement, Commit]]]:
-        """Who has each step, in order of steps."""
-        found: dict[int, list[tuple[Statement, Commit]]] = {}
+    def lives(self) -> tuple[Life, ...]:
+        """The run from its begin, and from each restore on, in order.
+
+        A run is restored where all its workers were lost; so no process has two lives.
+        """
+        begins = sorted((e.at_s, e.step) for e in self.events if e.kind == "resumed")
+        lives = [Life(began_at_s=0.0, step=0)]
+        lives += [Life(began_at_s=at_s, step=step) for at_s, step in begins]
         for statement in self.statements:
-            for commit in statement.commits:
-                found.setdefault(commit.step, []).append((statement, commit))
+            last_at_s = statement.records[-1].at_s
+            of = [life for life in lives if life.began_at_s <= last_at_s]
+            of[-1].statements.append(statement)
+        return tuple(replace(life, step=life.first_step() - 1) for life in lives)
+
+    def commits_by_step(self) -> dict[int, list[tuple[Statement, Commit]]]:
+        """Who has each step, in order of steps; not those that a restore took back."""
+        found: dict[int, list[tuple[Statement, Commit]]] = {}
+        for life in self.lives():
+            found = {step: commits for step, commits in found.items() if step <= life.step}
+            found |= life.commits_by_step()
         return dict(sorted(found.items()))
 
     def commit_times(self) -> dict[int, float]:
@@ -113,3 +152,11 @@ class Evidence:
             step: min(commit.at_s for _, commit in commits)
             for step, commits in self.commits_by_step().items()
         }
+
+    def progress(self) -> list[tuple[float, int]]:
+        """When a step was first committed, and which; also those taken back."""
+        return sorted(
+            (min(commit.at_s for _, commit in commits), step)
+            for life in self.lives()
+            for step, commits in life.commits_by_step().items()
+        )

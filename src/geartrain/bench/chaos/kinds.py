@@ -15,6 +15,7 @@ Capability = Literal[
     "saves",
     "coordinator",
     "rejoining",
+    "restoring",
 ]
 """What a kind may need of the engine, the run or the machine."""
 Moment = Literal["now", "rebuild", "save", "heal"]
@@ -29,19 +30,35 @@ class FaultKind:
     summary: str
     loses_device: bool = False
     """The others are expected to go on without the device."""
+    may_lose_device: bool = False
+    """They may, where it lasts."""
+    hits_device: bool = True
+    """It is done to one device, not to the whole run."""
+    by_default: bool = True
+    """It is drawn where no kind is named."""
     least_s: float = 0.0
     most_s: float = 0.0
     """How long it lasts, drawn between these; 0: it has no end."""
     moment: Moment = "now"
+    patience_s: float = 1.0
+    """How long it waits where it is not possible at once, before it is left out."""
     pause_s: float = 3.0
     """How long no step may be committed after it, steps' own time left out."""
     slows_by: float = 1.0
     """Steps that go on meanwhile may take this many times as long."""
     needs: tuple[Capability, ...] = ()
 
+    @property
+    def silences(self) -> bool:
+        """Whether the device can't be counted on meanwhile."""
+        return self.loses_device or self.may_lose_device
+
 
 _FREEZE_PAUSE_S = 6.0
 """Silence is noticed after 2.4 to 3 s; a roll call waits for at most 3 s more."""
+_RESTORE_PAUSE_S = 60.0
+"""All processes start anew, find the state and measure."""
+_MOMENT_S = 10.0
 _SHAPED = 8.0
 _SLOWED = 12.0
 
@@ -51,7 +68,8 @@ KINDS: Mapping[str, FaultKind] = {
         FaultKind(name="kill", summary="SIGKILL of a worker", loses_device=True),
         FaultKind(
             name="stop",
-            summary="SIGSTOP, and SIGCONT before the others give it up",
+            summary="SIGSTOP, and SIGCONT a moment later, when others may have given it up",
+            may_lose_device=True,
             least_s=0.05,
             most_s=1.5,
         ),
@@ -80,6 +98,7 @@ KINDS: Mapping[str, FaultKind] = {
         FaultKind(
             name="link_cut",
             summary="the device's cable pulled and plugged in again",
+            may_lose_device=True,
             least_s=0.1,
             most_s=1.0,
             needs=("emulated links",),
@@ -87,6 +106,7 @@ KINDS: Mapping[str, FaultKind] = {
         FaultKind(
             name="disk_full",
             summary="no space left where the run is written, for a while",
+            hits_device=False,
             least_s=1.0,
             most_s=4.0,
             needs=("small disk",),
@@ -94,6 +114,8 @@ KINDS: Mapping[str, FaultKind] = {
         FaultKind(
             name="bit_flip",
             summary="one bit of a saved state turned; reading must find it",
+            hits_device=False,
+            patience_s=_MOMENT_S,
             needs=("saves",),
         ),
         FaultKind(
@@ -107,6 +129,7 @@ KINDS: Mapping[str, FaultKind] = {
             summary="SIGKILL of a worker while the state is being saved",
             loses_device=True,
             moment="save",
+            patience_s=_MOMENT_S,
             needs=("saves",),
         ),
         FaultKind(
@@ -114,13 +137,23 @@ KINDS: Mapping[str, FaultKind] = {
             summary="SIGKILL of a worker while another is given the state",
             loses_device=True,
             moment="heal",
+            patience_s=_MOMENT_S,
             needs=("rejoining",),
         ),
         FaultKind(
             name="coordinator_kill",
             summary="SIGKILL of the coordinator, which must come back from its journal",
+            hits_device=False,
             pause_s=4.0,
             needs=("coordinator",),
+        ),
+        FaultKind(
+            name="kill_all",
+            summary="SIGKILL of all workers at once: the run goes on from memory or a save",
+            hits_device=False,
+            by_default=False,
+            pause_s=_RESTORE_PAUSE_S,
+            needs=("restoring",),
         ),
     )
 }
@@ -137,7 +170,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 def choose_kinds(
     names: Sequence[str], missing: Mapping[Capability, str]
 ) -> tuple[FaultKind, ...]:
-    """The kinds asked for; all that are possible where none is named.
+    """The kinds asked for; the usual ones that are possible where none is named.
 
     Args:
         names: Of kinds or groups; empty: whatever is possible.
@@ -150,7 +183,8 @@ def choose_kinds(
     ['kill', 'stop']
     """
     if not names:
-        return tuple(k for k in KINDS.values() if not _lacks(k, missing))
+        usual = (kind for kind in KINDS.values() if kind.by_default)
+        return tuple(kind for kind in usual if not _lacks(kind, missing))
     chosen: dict[str, FaultKind] = {}
     for name in names:
         members = GROUPS.get(name, (name,))

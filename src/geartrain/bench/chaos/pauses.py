@@ -51,9 +51,7 @@ def find_pauses(evidence: Evidence) -> tuple[Pause, ...]:
     is found, too.
     """
     times = [
-        (step, at_s)
-        for step, at_s in evidence.commit_times().items()
-        if at_s <= evidence.ended_at_s
+        (step, at_s) for at_s, step in evidence.progress() if at_s <= evidence.ended_at_s
     ]
     if evidence.ending.outcome != "finished":
         last_step = times[-1][0] if times else 0

@@ -50,6 +50,8 @@ Say = Callable[[str], None]
 
 _STOP_TIMEOUT_S = 90.0
 _REFERENCE_START_S = 120.0
+_COMEBACKS = ("--max-respawn-wait=1", "--max-device-failures=1000000")
+"""Devices are hit again and again on purpose: none is given up for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,7 @@ def _run_arguments(plan: _Plan) -> tuple[str, ...]:
         "run",
         f"--fleet={options.devices}",
         f"--run-dir={plan.run_dir}",
+        *_COMEBACKS,
         *flags,
         "--json",
         str(RUNNER),

@@ -32,14 +32,16 @@ def find_sample_faults(evidence: Evidence) -> SampleFindings:
     their part and the commit.
     """
     findings = SampleFindings()
-    works = _works_by_step(evidence.statements)
-    if not works:
+    lives = evidence.lives()
+    works = [_works_by_step(tuple(life.statements)) for life in lives]
+    if not any(works):
         findings.why_not = "the script changes its batches, so that shares are not known"
         return findings
     counts: dict[int, Counter[int]] = {}
     batches: list[tuple[int, Work]] = []
     for step, commits in evidence.commits_by_step().items():
-        shares = _shares_of(step, commits, works.get(step - 1, []), findings)
+        life = max(n for n, life in enumerate(lives) if commits[0][0] in life.statements)
+        shares = _shares_of(step, commits, works[life].get(step - 1, []), findings)
         if not shares:
             continue
         findings.num_steps += 1

@@ -14,6 +14,8 @@ _AT_ONCE = 2
 """Devices that may be lost right at the beginning."""
 _AFTER_KILL_S = (0.0, 0.3)
 """A second kill meets the rebuild that the first one began."""
+_MADE_BY_A_KILL = ("rebuild", "heal")
+"""Moments that there are only where a device was lost before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ class _Fleet:
 
     def allows(self, kind: FaultKind) -> bool:
         """Whether a fault of this kind still finds its victims."""
-        num_victims = 2 if kind.moment == "rebuild" else 1
+        num_victims = 2 if kind.moment in _MADE_BY_A_KILL else 1
         if not kind.loses_device:
             return bool(self.victims(kind))
         left = len(self.present()) - num_victims
@@ -168,9 +170,10 @@ def _draw(
     fleet: _Fleet,
     settings: ScheduleSettings,
 ) -> list[Fault]:
-    if kind.moment == "rebuild":
+    if kind.moment in _MADE_BY_A_KILL:
         first = Fault(at_s=at_s, kind="kill", device_id=fleet.take(kind, dice))
-        second_at_s = min(at_s + dice.uniform(*_AFTER_KILL_S), settings.duration_s)
+        after_s = dice.uniform(*_AFTER_KILL_S)  # a heal waits for its moment anyway
+        second_at_s = min(at_s + after_s, settings.duration_s)
         second = fleet.take(kind, dice)
         return [first, Fault(at_s=second_at_s, kind=kind.name, device_id=second)]
     duration_s = 0.0

@@ -140,6 +140,8 @@ class WitnessFolder:
         self._folder = folder
         self._offsets: dict[str, int] = {}
         self._records: dict[str, list[Record]] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._last_step: dict[str, int] = {}
 
     def poll(self) -> bool:
         """Read what is new; whether there was something."""
@@ -159,10 +161,16 @@ class WitnessFolder:
 
     def last_step(self) -> int:
         """The furthest step that anybody has."""
-        return max(
-            (r.step for rs in self._records.values() for r in rs if isinstance(r, Commit)),
-            default=0,
-        )
+        return max(self._last_step.values(), default=0)
+
+    def newest(self) -> dict[str, tuple[Hello, int]]:
+        """Each device's newest process, and the last step that this one has."""
+        found: dict[str, tuple[Hello, int]] = {}
+        for name, hello in self._hellos.items():
+            known = found.get(hello.device_id)
+            if known is None or known[0].at_s < hello.at_s:
+                found[hello.device_id] = (hello, self._last_step.get(name, 0))
+        return found
 
     def _read(self, path: Path) -> bool:
         name = path.name.removesuffix(SUFFIX)
@@ -172,7 +180,13 @@ class WitnessFolder:
         *lines, torn = data.split(b"\n")
         self._offsets[name] = self._offsets.get(name, 0) + len(data) - len(torn)
         records = self._records.setdefault(name, [])
-        records.extend(_decode(line, path) for line in lines)
+        for line in lines:
+            record = _decode(line, path)
+            records.append(record)
+            if isinstance(record, Hello):
+                self._hellos[name] = record
+            elif isinstance(record, Commit):
+                self._last_step[name] = record.step
         return bool(lines)
 
 
