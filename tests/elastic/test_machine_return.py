@@ -52,5 +52,19 @@ def test_members_that_do_not_come_back_are_lost() -> None:
     fleet.kill("b")  # together with the coordinator
     fleet.restart_coordinator()
     took_s = fleet.run_steps(1)
-    assert fleet.limits.rejoin_s <= took_s < fleet.limits.rejoin_s + 0.3
+    gap_s = fleet.limits.rejoin_gap_s  # after the last of the others
+    assert gap_s <= took_s < fleet.limits.rejoin_s
     assert fleet.state.members == ("a", "c")
+
+
+def test_members_that_come_one_after_the_other_are_waited_for_up_to_a_limit() -> None:
+    fleet = fleet_of("abcd", rejoin_s=1.0, rejoin_gap_s=0.4)
+    for name in "abcd":
+        fleet.alive[name].is_frozen = True
+    fleet.restart_coordinator()
+    for name in "ab":  # the second one within the gap, which begins anew
+        fleet.alive[name].is_frozen = False
+        for _ in range(15):
+            fleet.tick(0.02)
+    fleet.run_until(lambda: fleet.state.phase == "running")
+    assert fleet.state.members == ("a", "b")

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.01
 _LONGEST_BACKOFF_S = 0.5
+_EAGER_S = 3.0
+"""A coordinator that died is back within this, and waits for nobody for long."""
+_EAGER_BACKOFF_S = 0.1
 _GREETING_S = 2.0
 _CLOSE_S = 1.0
 
@@ -177,7 +180,9 @@ class ControlThread:
                 self._steering.gave_up(reason, is_refusal=is_refusal)
                 return None
             self._pause(min(backoff_s, left_s) * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
-            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+            is_eager = left_s > self._settings.reconnect_s - _EAGER_S
+            longest_s = _EAGER_BACKOFF_S if is_eager else _LONGEST_BACKOFF_S
+            backoff_s = min(2 * backoff_s, longest_s)
         return None
 
     def _serve(self, connection: Connection) -> str:

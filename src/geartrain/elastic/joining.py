@@ -205,8 +205,10 @@ def _enter(turn: Turn, peer: Peer, join: Join) -> None:
         awaited = state.awaited - {peer.who}
         peer = turn.set_peer(peer, has_trained=True)
         turn.set(awaited=awaited, members=(*state.members, peer.member_id))
-        if not awaited:
-            turn.set(gather_until_s=turn.now_s)
+        if state.phase == "gathering":
+            gap_s = state.limits.rejoin_gap_s if awaited else 0.0
+            latest_s = state.since_s + state.limits.rejoin_s
+            turn.set(gather_until_s=min(turn.now_s + gap_s, max(latest_s, turn.now_s)))
     _welcome(turn, peer)
     answer_votes_brought(turn)
     if peer.who in turn.state.facts.draining:

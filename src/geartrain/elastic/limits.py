@@ -35,6 +35,8 @@ class Limits:
     """How long too few members wait for others before the run halts."""
     rejoin_s: float = 1.0
     """How long a coordinator that came back waits for all members of the last epoch."""
+    rejoin_gap_s: float = 0.4
+    """And no longer than this after the last of them has come: they try all at once."""
     beat_interval_s: float = 0.05
     shortest_s: float = 0.3
     """Floor of a member's limit; below, busy hosts give false deaths."""

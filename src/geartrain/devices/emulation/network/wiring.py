@@ -123,8 +123,14 @@ def fabric_shape_lines(spec: NetworkSpec) -> list[str]:
 
 
 def host_lines(spec: NetworkSpec, position: int) -> list[str]:
-    """Addresses of a host, or of the hub, for its namespace."""
+    """Addresses of a host, or of the hub, for its namespace.
+
+    A neighbour that was asked for while its cable was pulled is asked for again soon, not
+    only a second later: how long a link is cut is how long it does not work.
+    """
     lines = ["link set lo up", f"link set {INTERFACE} up"]
+    if spec.families != "ipv6":
+        lines.append(f"ntable change name arp_cache dev {INTERFACE} retrans 100")
     lines += [
         f"address add {address} dev {INTERFACE}"
         for address in addresses_of(position, spec.families)
