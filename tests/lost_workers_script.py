@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import torch
 
 import geartrain as gt
 from geartrain.checkpoint import snapshot
+from geartrain.parallel.plan_director import PlanDirector
 from small_models import mean_cross_entropy
 from training_jobs import Job, flat_parameters
 
@@ -49,6 +51,7 @@ class Training:
         self.losses: list[float] = []
         if options.get("hits"):
             self.watch_saving()
+            self.watch_regrouping()
 
     def loss(self, output: Any, batch: Any) -> torch.Tensor:
         is_planned = self.session.current_plan is not None
@@ -78,6 +81,25 @@ class Training:
 
         module.replace_directory = watched
 
+    def watch_regrouping(self) -> None:
+        """Have ``regrouping`` be a place to be hit at: the exchange is to be opened.
+
+        With ``coordinator_stands_still_s`` the coordinator can't say for a while who died.
+        """
+        original = PlanDirector.regroup
+        still_s = self.options.get("coordinator_stands_still_s")
+
+        def regroup(director: PlanDirector, *arguments: Any) -> None:
+            hits = [hit for hit in self.options["hits"] if hit["at"] == "regrouping"]
+            if hits and still_s and self.session.is_main:
+                stop_coordinator(still_s)
+            self.hit_at("regrouping")
+            if any(hit["rank"] == self.session.rank for hit in hits):
+                time.sleep(5)  # the others get no further than to wait for this rank
+            original(director, *arguments)
+
+        PlanDirector.regroup = regroup  # type: ignore[method-assign,assignment]  # to be hit in it
+
     def run(self) -> None:
         while self.session.step_index < self.job.num_steps:
             for batch in self.loader:
@@ -101,6 +123,13 @@ class Training:
             return {"loss": (mean_cross_entropy(output, batch).sum(), len(batch[0]))}
 
         return self.session.evaluate(self.loader, sums)["loss"]
+
+
+def stop_coordinator(still_s: float) -> None:
+    run_dir = Path(json.loads(sys.argv[1])["result"]).parent
+    process_id = json.loads((run_dir / "coordinator.json").read_text())["process_id"]
+    os.kill(process_id, signal.SIGSTOP)
+    threading.Timer(still_s, os.kill, (process_id, signal.SIGCONT)).start()
 
 
 def main() -> None:

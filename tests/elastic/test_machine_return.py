@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from geartrain.elastic.events import Received
+from geartrain.elastic.messages import Vote
 from geartrain.elastic.records import Committed
 from simulated_fleet import fleet_of
 
@@ -55,6 +57,31 @@ def test_members_that_do_not_come_back_are_lost() -> None:
     gap_s = fleet.limits.rejoin_gap_s  # after the last of the others
     assert gap_s <= took_s < fleet.limits.rejoin_s
     assert fleet.state.members == ("a", "c")
+
+
+def test_votes_given_while_others_are_awaited_count_with_those_that_are_brought() -> None:
+    """Members compute on while the coordinator is away."""
+    fleet = fleet_of("abc")
+    fleet.run_until(lambda: {m.step for m in fleet.live()} == {fleet.state.facts.step})
+    facts = fleet.state.facts
+    step, lineage = facts.step + 1, "ab" * 8
+    for member in fleet.live():
+        member.vote = None  # what they had sent is lost with the coordinator
+        fleet.votes.add((member.incarnation, facts.epoch, step, lineage))
+    fleet.restart_coordinator()
+    for name in "ab":
+        member = fleet.alive[name]
+        member.connect()
+        fleet.deliver_up(member.connection)
+        vote = Vote(epoch=facts.epoch, step=step, lineage=lineage, parent=facts.lineage)
+        fleet.handle(Received(connection=member.connection, message=vote))
+    assert fleet.state.facts.step == facts.step  # one is missing
+
+    fleet.alive["c"].vote = (step, lineage)
+    fleet.alive["c"].connect()
+    fleet.deliver_up(fleet.alive["c"].connection)
+
+    assert fleet.committed[step] == lineage
 
 
 def test_members_that_come_one_after_the_other_are_waited_for_up_to_a_limit() -> None:

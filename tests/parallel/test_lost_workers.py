@@ -289,6 +289,21 @@ def test_save_that_rank_0_was_lost_over_is_made_by_the_next(
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".saved")] == []
 
 
+def test_exchange_may_show_a_second_loss_before_the_coordinator_does(
+    tmp_path: Path,
+) -> None:
+    ran = run(
+        tmp_path,
+        kill(3, 5),
+        kill(2, "regrouping", 0.05),
+        num_workers=4,
+        coordinator_stands_still_s=0.6,
+    )
+
+    check_as_on_one_device(ran)
+    assert sorted(ran.lost()) == ["emulated:2", "emulated:3"]
+
+
 def test_training_goes_on_where_such_a_save_cant_be_made_either(tmp_path: Path) -> None:
     options: dict[str, Any] = {"saves_after": 6, "save_to": str(tmp_path / "saved")}
     ran = run(tmp_path / "a", kill(0, "saving"), disk_full_on=[1, 2], **options)

@@ -16,7 +16,6 @@ from geartrain.elastic.holdings import (
 from geartrain.elastic.losing import break_epoch, halt, hold, lose, tell_halt, wait_s
 from geartrain.elastic.messages import (
     PROTOCOL_VERSION,
-    Commit,
     Dismiss,
     Heal,
     Healed,
@@ -28,7 +27,7 @@ from geartrain.elastic.messages import (
 from geartrain.elastic.records import Committed, EpochSeen, RangesKnown
 from geartrain.elastic.state import NO_STATE, Healing, Peer
 from geartrain.elastic.turn import Turn
-from geartrain.elastic.voting import commit
+from geartrain.elastic.voting import answer_votes_brought, send_commit
 
 
 def hear_join(turn: Turn, connection: int, join: Join) -> None:
@@ -47,30 +46,6 @@ def hear_join(turn: Turn, connection: int, join: Join) -> None:
     if join.epoch > turn.state.facts.epoch:
         turn.record(EpochSeen(epoch=join.epoch))
     _enter(turn, _to_peer(turn, connection, join), join)
-
-
-def answer_votes_brought(turn: Turn) -> None:
-    """Tell members that came back of commits that they have not heard of.
-
-    A commit may be in the journal and not have reached everybody. And if all members of the
-    epoch come back with the same vote, they have agreed on that step.
-    """
-    state = turn.state
-    returned = [state.peers[name] for name in state.members]
-    if state.phase == "gathering" and returned and not state.awaited and not state.lost:
-        brought = {(p.voted_step, p.voted_lineage, p.step, p.lineage) for p in returned}
-        is_whole = {peer.who for peer in returned} == set(state.facts.members)
-        step, lineage, *_ = next(iter(brought))
-        is_next = step == state.facts.step + 1 and all(
-            state.holds_state(peer) and peer.voted_epoch == state.facts.epoch
-            for peer in returned
-        )
-        if len(brought) == 1 and is_whole and is_next:
-            commit(turn, step, lineage)
-    for peer in tuple(turn.state.peers.values()):
-        lineage_there = turn.state.facts.lineage_at(peer.voted_step)
-        if peer.voted_step == peer.step + 1 and lineage_there == peer.voted_lineage:
-            _send_commit(turn, peer)
 
 
 def plan_heals(turn: Turn) -> None:
@@ -278,7 +253,7 @@ def _reconnect(turn: Turn, peer: Peer, connection: int, join: Join) -> None:
             voted_step=join.voted_step,
             voted_lineage=join.voted_lineage,
         )
-        peer = _send_commit(turn, peer)
+        peer = send_commit(turn, peer)
     elif is_member and (not on_chain or join.step != peer.step):
         lose(turn, peer, "it came back with another state than it had")
         return
@@ -293,16 +268,6 @@ def _reconnect(turn: Turn, peer: Peer, connection: int, join: Join) -> None:
     elif is_member:
         # What was on its way over the old connection is lost, in both directions.
         break_epoch(turn, f"{peer.member_id} came back on a new connection")
-
-
-def _send_commit(turn: Turn, peer: Peer) -> Peer:
-    turn.send(
-        peer,
-        Commit(epoch=peer.voted_epoch, step=peer.voted_step, lineage=peer.voted_lineage),
-    )
-    return turn.set_peer(
-        peer, step=peer.voted_step, lineage=peer.voted_lineage, voted_step=0
-    )
 
 
 def _welcome(turn: Turn, peer: Peer) -> None:

@@ -318,13 +318,16 @@ class Members:
 
     def _is_interrupted_within(self, limit_s: float) -> bool:
         deadline_s = time.monotonic() + limit_s
+        latest_s = deadline_s + _SETTLE_S
         while self.interruption() is None:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
+            now_s = time.monotonic()
+            if not self._client.is_connected:  # it can say so only when it is back
+                deadline_s = min(now_s + limit_s, latest_s)
+            if now_s >= deadline_s:
                 return False
             self._client.progress()
             with self._builder.changed:
-                self._builder.changed.wait(min(left_s, _LOOK_S))
+                self._builder.changed.wait(min(deadline_s - now_s, _LOOK_S))
         return True
 
     def _next_epoch(self, after: int, deadline_s: float) -> NewEpoch:

@@ -33,6 +33,15 @@ def hear_vote(turn: Turn, peer: Peer, message: Vote) -> None:
         # Asked again after a connection broke; the answer is known.
         turn.send(peer, Commit(**turn.where()))
         return
+    if _is_between_epochs(state, peer, message.epoch):
+        turn.set_peer(
+            peer,
+            voted_epoch=message.epoch,
+            voted_step=message.step,
+            voted_lineage=message.lineage,
+        )
+        answer_votes_brought(turn)
+        return
     if not _is_of_epoch(state, peer, message.epoch):
         turn.note(
             "refused",
@@ -52,6 +61,42 @@ def hear_vote(turn: Turn, peer: Peer, message: Vote) -> None:
     turn.set(votes={**turn.state.votes, peer.member_id: message})
     if len(turn.state.votes) == len(turn.state.members):
         _settle(turn)
+
+
+def answer_votes_brought(turn: Turn) -> None:
+    """Tell members that came back of commits that they have not heard of.
+
+    A commit may be in the journal and not have reached everybody. And if all members of the
+    epoch come back with the same vote, or give it before the next epoch is formed, they
+    have agreed on that step.
+    """
+    state = turn.state
+    returned = [state.peers[name] for name in state.members]
+    if state.phase == "gathering" and returned and not state.awaited and not state.lost:
+        brought = {(p.voted_step, p.voted_lineage, p.step, p.lineage) for p in returned}
+        is_whole = {peer.who for peer in returned} == set(state.facts.members)
+        step, lineage, *_ = next(iter(brought))
+        is_next = step == state.facts.step + 1 and all(
+            state.holds_state(peer) and peer.voted_epoch == state.facts.epoch
+            for peer in returned
+        )
+        if len(brought) == 1 and is_whole and is_next:
+            commit(turn, step, lineage)
+    for peer in tuple(turn.state.peers.values()):
+        lineage_there = turn.state.facts.lineage_at(peer.voted_step)
+        if peer.voted_step == peer.step + 1 and lineage_there == peer.voted_lineage:
+            send_commit(turn, peer)
+
+
+def send_commit(turn: Turn, peer: Peer) -> Peer:
+    """Tell a peer that the step that it voted for is committed."""
+    turn.send(
+        peer,
+        Commit(epoch=peer.voted_epoch, step=peer.voted_step, lineage=peer.voted_lineage),
+    )
+    return turn.set_peer(
+        peer, step=peer.voted_step, lineage=peer.voted_lineage, voted_step=0
+    )
 
 
 def commit(turn: Turn, step: int, lineage: str) -> None:
@@ -176,6 +221,12 @@ def _joining(turn: Turn) -> list[str]:
     is_time = turn.now_s - since_s >= state.limits.join_gather_s
     is_alone = not any(p.healing is not None for p in state.peers.values())
     return [p.member_id for p in could] if is_time or is_alone else []
+
+
+def _is_between_epochs(state: State, peer: Peer, epoch: int) -> bool:
+    """Whether a vote is one of an epoch that has ended without a loss, or may have."""
+    is_member = peer.member_id in state.members
+    return is_member and state.phase == "gathering" and epoch == state.facts.epoch
 
 
 def _is_of_epoch(state: State, peer: Peer, epoch: int) -> bool:

@@ -22,6 +22,7 @@ from geartrain.parallel.goodbye import Goodbye
 from geartrain.parallel.handover import (
     Handover,
     Lineage,
+    PlacesDifferError,
     describe_transfer,
     plan_handover,
 )
@@ -161,9 +162,11 @@ class Regrouper:
         self._point_at(gathering)
         try:
             self._settle(gathering, num_steps)
-        except CommunicationError as error:
+        except PlacesDifferError as error:
             if self.membership.interruption() is None:
                 raise
+            self.settle(error, num_steps)
+        except CommunicationError as error:
             self.settle(error, num_steps)
 
     def begin_step(self) -> None:
@@ -202,10 +205,14 @@ class Regrouper:
             try:
                 self._settle(gathering, num_steps + (self._outcome is not None))
                 break
-            except CommunicationError as again:
+            except PlacesDifferError as again:
                 if self.membership.interruption() is None:
                     raise
-                error = again  # another one was lost meanwhile
+                error = again
+            except CommunicationError as again:
+                # Another one was lost meanwhile. An exchange may show that before the
+                # coordinator says so, for whom gathering waits.
+                error = again
         outcome, self._outcome = self._outcome, None
         return outcome
 

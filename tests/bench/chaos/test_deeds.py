@@ -106,7 +106,7 @@ def test_slowed_device_gets_its_share_back(tmp_path: Path) -> None:
     undo = perform(here, fault("slow"))
 
     assert undo is not None
-    assert read_document(control, dict[str, float]) == {"a": 0.08, "b": 0.05}
+    assert read_document(control, dict[str, float]) == {"a": 0.1, "b": 0.05}
     undo()
     assert read_document(control, dict[str, float]) == {"a": 0.4, "b": 0.05}
 

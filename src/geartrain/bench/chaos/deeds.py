@@ -26,7 +26,8 @@ Undo = Callable[[], None]
 
 _SLOWED_TO = 5.0
 _SHAPED_TO = 8.0
-_LEAST_FRACTION = 0.02
+_LEAST_FRACTION = 0.1
+"""A slow device, not a starved host: its process also makes connections and plans."""
 _FILLER_NAME = ".chaos-filler"
 _FILL_BYTES = 2**20
 
@@ -126,7 +127,7 @@ def _slow(scene: Scene, fault: Fault) -> Undo:
     scene.worker_of(fault.device_id)
     device_id = fault.device_id
     fraction = scene.core_fractions[device_id]
-    slow = max(fraction / _SLOWED_TO, _LEAST_FRACTION)
+    slow = max(fraction / _SLOWED_TO, min(_LEAST_FRACTION, fraction / 2))
     _set_core_fraction(scene, device_id, slow)
 
     def hurry() -> None:
