@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 import geartrain as gt
+from geartrain.parallel.regroup import Regrouper
 from small_models import mean_cross_entropy
 from training_jobs import Job, flat_parameters, make_adamw
 
@@ -44,6 +46,8 @@ class Training:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.job = returning_job()
+        for rank in options.get("kills_as_it_enters", ()):
+            kill_all_others_on_entering(rank, Path(options["folder"]))
         self.session = gt.Session()
         self.model = self.job.model()
         optimizer = self.job.make_optimizer(self.model)
@@ -59,6 +63,7 @@ class Training:
         self.loader = self.session.setup_dataloader(
             self.job.data(), global_batch_size=self.job.batch_size
         )
+        (Path(options["folder"]) / f"pid-{self.session.rank}").write_text(str(os.getpid()))
         self.metrics: list[tuple[int, float]] = []
         self.losses: list[tuple[int, float]] = []
 
@@ -88,6 +93,20 @@ class Training:
         """From a mean over all ranks to which rank 0 gives 1 and others 0."""
         lead = 1.0 if self.session.is_main else 0.0
         return round(1 / self.session.all_reduce_metric(lead, 1.0), 6)
+
+
+def kill_all_others_on_entering(rank: int, folder: Path) -> None:
+    """Have all die that take part, when the coordinator has just let this rank in."""
+    original = Regrouper.enter
+
+    def enter(regrouper: Regrouper, *arguments: Any) -> None:
+        for path in folder.glob("pid-*"):
+            is_other = int(path.read_text()) != os.getpid()
+            if regrouper.groups.rank == rank and is_other:
+                os.kill(int(path.read_text()), signal.SIGKILL)
+        original(regrouper, *arguments)
+
+    Regrouper.enter = enter  # type: ignore[method-assign,assignment]  # see above
 
 
 def main() -> None:

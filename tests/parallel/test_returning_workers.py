@@ -107,6 +107,18 @@ def test_killed_worker_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     check_meetings(ran)
 
 
+def test_one_that_is_just_let_in_goes_on_alone_with_the_plans_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """Nobody is left who has planned: still nothing is measured again."""
+    hit = {"rank": 1, "step": 3, "signal": signal.SIGKILL}
+    ran = run(tmp_path, hit, num_workers=2, kills_as_it_enters=[1])
+
+    assert ran.kinds_of("emulated:0") == ["lost", "joined"]
+    assert len([event for event in ran.events if event.kind == "profiled"]) == 1
+    check_as_on_one_device(ran)
+
+
 @pytest.mark.slow
 def test_rank_0_comes_back_and_does_not_lead(tmp_path: Path) -> None:
     ran = run(tmp_path, {"rank": 0, "step": 3, "signal": signal.SIGKILL})

@@ -32,6 +32,9 @@ _MAX_WAIT_S = 2.0
 MAX_DEATHS = 20
 """So many within ``DEATHS_WITHIN_S`` end the run: it can't be kept."""
 DEATHS_WITHIN_S = 60.0
+_BUILD_S = 1.0
+"""Where devices share a host's cores an exchange takes up to 0.8 s to stand, and one that
+is given up is begun anew by all. Who freezes meanwhile is found out as soon, by silence."""
 _SOUND_S = 2.0
 """Whoever served for so long did not die of how it starts: waiting would mend nothing."""
 
@@ -207,6 +210,7 @@ def limits_of(settings: LaunchSettings) -> Limits:
     """
     return Limits(
         backoff_s=0.0,
+        build_s=_BUILD_S,
         expected_members=len(settings.fleet.devices),
         min_members=settings.min_devices,
         start_s=settings.peer_timeout_s,

@@ -17,9 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from geartrain.data.loader import EpochOver
 from geartrain.errors import CommunicationError
 from geartrain.parallel.commit import ReducedStep, StepName
+from geartrain.parallel.device_rates import KnownRates
 from geartrain.parallel.memory_restore import apply_again
 from geartrain.parallel.memory_setup import make_memory
 from geartrain.parallel.saved_state import copy_tree, whole_state
@@ -91,6 +94,7 @@ class Donor:
                 for name in trainer.place.groups.device_ids
                 if trainer.director.knows(name)
             ],
+            "rates": msgspec.json.encode(trainer.director.known_rates()).decode(),
         }
 
 
@@ -112,6 +116,9 @@ class Joiner:
     _pending: deque[Tree] = field(default_factory=deque)
     _curves: tuple[ComputeCurve, ...] | None = None
     _devices: tuple[str, ...] = ()
+    _rates: KnownRates | None = None
+    """By what the giver plans: all who know it otherwise may be lost while this rank
+    enters, and to measure the model again takes seconds."""
     _gathering: Gathering | None = None
     _has_offered: bool = False
     _is_torn: bool = False
@@ -128,6 +135,7 @@ class Joiner:
         self.trainer.state().restore(dict(given["state"]))
         take_place(self.trainer, given["place"])
         self._devices = tuple(given["place"]["devices"])
+        self._rates = msgspec.json.decode(given["place"]["rates"], type=KnownRates)
         self._pending.clear()
         self._has_offered = self._is_torn = False
 
@@ -145,6 +153,8 @@ class Joiner:
         """
         epoch = loader.position[0]
         self.trainer.director.adopting = loader
+        if self._rates is not None:
+            self.trainer.director.adopt(self._rates)
         if self._curves is None:
             own = self.trainer.place.groups.device_ids[self.trainer.place.rank]
             is_known = own in self._devices

@@ -32,7 +32,7 @@ from geartrain.planner.model_profile import (
     DEFAULT_BACKWARD_FRACTION,
     ComputeCurve,
     ModelProfile,
-    Workload,
+    only_devices,
 )
 from geartrain.planner.pinned_plan import without_tail
 from geartrain.units import format_bytes, format_seconds
@@ -180,6 +180,19 @@ class PlanDirector:
         """Whether a device's speed is known."""
         return self.rates.knows(device_id, self._keepers.values())
 
+    def adopt(self, rates: KnownRates) -> None:
+        """Take on what the others plan by, also before this rank is one of them."""
+        names = self.place.groups.device_ids
+        for index, size in enumerate(rates.sizes):
+            if size not in self._keepers:
+                assert self.adopting is not None, "who joins says for which loader"
+                profile = only_devices(rates.profiles[index], names)
+                self._keepers[size] = adopt_keeper(
+                    self._request(self.adopting, profile),
+                    rates.workloads[index],
+                    corrects=rates.are_corrected[index],
+                )
+
     def regroup(self, rates: KnownRates, holders: tuple[int, ...]) -> None:
         """Plan anew for those that are left, and use that plan.
 
@@ -189,13 +202,10 @@ class PlanDirector:
         """
         groups = self.place.groups
         names = [groups.device_ids[rank] for rank in groups.members]
+        self.adopt(rates)
         for index, size in enumerate(rates.sizes):
             known, is_declared = rates.profiles[index], rates.are_declared[index]
             profile = self.rates.of_members(size, known, names, groups.device_ids)
-            if size not in self._keepers:
-                self._keepers[size] = self._adopt(
-                    profile, rates.workloads[index], corrects=rates.are_corrected[index]
-                )
             keeper = self._keepers[size]
             keeper.device_ids = groups.device_ids
             keeper.regroup(profile, is_declared=is_declared)
@@ -300,14 +310,6 @@ class PlanDirector:
                 stacklevel=2,
             )
         return keeper
-
-    def _adopt(
-        self, profile: ModelProfile, workload: Workload, *, corrects: bool
-    ) -> PlanKeeper:
-        """Keep plans of a batch size that the others have planned for already."""
-        assert self.adopting is not None, "who joins says for which loader"
-        request = self._request(self.adopting, profile)
-        return adopt_keeper(request, workload, corrects=corrects)
 
     def _tell_exchange(self, step_index: int = 0) -> None:
         """Record how gradients are exchanged, and what that was predicted to take."""
