@@ -104,6 +104,26 @@ def test_training_survives_a_minute_of_chaos(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_run_goes_on_where_all_its_workers_are_killed_at_once(tmp_path: Path) -> None:
+    found = chaos(
+        tmp_path,
+        "--seed=3",
+        "--duration=20",
+        "--faults-per-s=0.1",
+        "--kinds=kill_all",
+        "--devices=emulated:0.4,0.4,0.4",
+        PATIENT,
+        timeout_s=290.0,
+    )
+
+    assert found["passed"], found["failures"]
+    assert found["faults_by_kind"] == {"kill_all": 1}
+    assert found["figures"]["steps_forward"]["restores"] == 1
+    assert found["figures"]["weights"]["steps_differing"] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.timeout(300)
 def test_links_are_shaped_and_cut(tmp_path: Path) -> None:

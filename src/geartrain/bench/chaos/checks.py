@@ -149,12 +149,15 @@ def check_records(evidence: Evidence) -> CheckResult:
     if any(d.was_done and d.fault.kind == "disk_full" for d in evidence.deeds):
         text = "the disk was full: the log of such a run ends there, as it says"
         return CheckResult(name=name, status="skipped", summary=text)
-    seen: dict[int, list[str]] = {}
-    for record in evidence.records:
-        seen.setdefault(record.step, []).append(record.device_id)
+    begins = [life.began_at_s for life in evidence.lives()[1:]]
+    by_life: dict[tuple[int, int], list[str]] = {}
+    for record in evidence.records:  # what a restore took back is made, and told, again
+        key = (bisect_left(begins, record.at_s), record.step)
+        by_life.setdefault(key, []).append(record.device_id)
+    seen = {step for _, step in by_life}
     faults = [
         f"step {step}: {device_id} is recorded {devices.count(device_id)} times"
-        for step, devices in sorted(seen.items())
+        for (_, step), devices in sorted(by_life.items())
         for device_id in sorted(set(devices))
         if devices.count(device_id) > 1
     ]
@@ -162,13 +165,15 @@ def check_records(evidence: Evidence) -> CheckResult:
     missing = [s for s in evidence.commits_by_step() if s - 1 not in seen]
     if missing:
         faults.append(f"committed but not recorded: steps {missing[:_MOST_DETAILS]}")
-    order = [record.step for record in evidence.records]
+    order = [(bisect_left(begins, r.at_s), r.step) for r in evidence.records]
     if order != sorted(order):
         faults.append("records are not in the order of their steps")
-    told = Counter((e.kind, e.step, e.device_id) for e in evidence.events)
+    told = Counter(
+        (bisect_left(begins, e.at_s), e.kind, e.step, e.device_id) for e in evidence.events
+    )
     faults += [
         f"the event {kind!r} of step {step} is recorded {number} times"
-        for (kind, step, _), number in sorted(told.items())
+        for (_, kind, step, _), number in sorted(told.items())
         if number > 1 and kind in _ONCE
     ]
     text = f"{len(evidence.records)} records of {len(seen)} steps"

@@ -201,7 +201,11 @@ class Driver:
 
     def _views(self) -> list[DeviceView]:
         """Everybody as they are now, by what was last read."""
-        last_step = self.witnesses.last_step()
+        running = {d: is_running(hello.pid) for d, (hello, _) in self._newest.items()}
+        # Of those that run: after a restore steps come again.
+        last_step = max(
+            (step for d, (_, step) in self._newest.items() if running[d]), default=0
+        )
         lasting: dict[str, set[str]] = {}
         for _, index, _ in self._undos:
             fault = self.deeds[index].fault
@@ -209,11 +213,11 @@ class Driver:
         views = []
         for device_id in self.settings.device_ids:
             kinds = frozenset(lasting.get(device_id, ()))
-            hello, step = self._newest.get(device_id, (None, 0))
+            _, step = self._newest.get(device_id, (None, 0))
             views.append(
                 DeviceView(
                     device_id=device_id,
-                    is_running=hello is not None and is_running(hello.pid),
+                    is_running=running.get(device_id, False),
                     holds=0 < last_step <= step + 1,
                     is_silenced=device_id in self._taken
                     or any(KINDS[kind].silences for kind in kinds),
